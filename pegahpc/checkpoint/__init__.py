@@ -1,0 +1,1 @@
+"""From safetensors to one rank's weights: manifest, index, reader."""

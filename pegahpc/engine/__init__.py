@@ -1,0 +1,1 @@
+"""One rank's engine: scheduler, page pool, runner, sampler, and the loop that always steps."""

@@ -1,0 +1,1 @@
+"""HTTP in, batches of updates out: the OpenAI API of a fleet."""

@@ -1,0 +1,1 @@
+"""Model lines: each is one file of data; one decoder runs them all."""

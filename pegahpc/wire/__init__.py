@@ -1,0 +1,1 @@
+"""The border between gateway and engines: messages, keys and sockets."""

@@ -1,0 +1,149 @@
+"""The step contract between gateway and engines: msgspec structs, no pickle.
+
+A client (the gateway) sends `Attach` once, then `Request` and `Abort`. A rank answers with one `StepOutputs` a
+step at most, which holds one `RequestUpdate` for each request that the step touched. Each request gets exactly one
+terminal. Field order in an update is event order.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+WIRE_VERSION = 1
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request draws its tokens. Every field is honoured; what cannot be is refused by `Rejected`."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # in (0, 1]; 1: off
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # in [0, 1); 0: off
+    seed: int = 0  # unsigned 64 bits; the gateway draws one where the user gave none
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """A client says that it is there; from now on it gets this rank's load."""
+
+    version: int = WIRE_VERSION
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """One sequence to generate. Token ids only: text never crosses this border."""
+
+    id: str
+    prompt_tokens: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()  # the model's own eos ids included, unless the user said ignore_eos
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The client is gone: free the request's pages within one step. Unknown ids are no error."""
+
+    id: str
+
+
+ToRank = Attach | Request | Abort
+
+
+class ContextLength(msgspec.Struct, frozen=True, kw_only=True, tag="context_length"):
+    """prompt + max_tokens can never fit the model's context."""
+
+    prompt_tokens: int
+    max_tokens: int
+    limit: int
+
+
+class CacheBudget(msgspec.Struct, frozen=True, kw_only=True, tag="cache_budget"):
+    """The request's whole life can never fit this rank's cache."""
+
+    tokens: int
+    limit: int
+
+
+class BadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="bad_request"):
+    """A field that the engine cannot honour; `param` is its name on the wire."""
+
+    param: str
+    message: str
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The fleet takes no new work."""
+
+
+RejectReason = ContextLength | CacheBudget | BadRequest | Draining
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """The request ran to its end. On "stop" the last token is the stop token: counted, not to be shown."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """The request was never admitted and changed nothing."""
+
+    reason: RejectReason
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not go on with this request (non-finite logits, the end of the fleet)."""
+
+    message: str
+
+
+class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
+    """Answer to `Abort` of a request that was known."""
+
+
+Terminal = Finished | Rejected | Failed | Aborted
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """The request left the queue; seconds of the rank's monotonic clock."""
+
+    queued_at_s: float
+    scheduled_at_s: float
+
+
+class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step did for one request."""
+
+    id: str
+    scheduled: Scheduled | None = None  # exactly once, before the first token
+    tokens: list[int] = []  # none while prefill goes on; more than one when drafts are accepted
+    terminal: Terminal | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router and a dashboard want to know of one rank."""
+
+    num_running: int
+    num_waiting: int
+    used_pages: int
+    total_pages: int  # without the padding page
+
+
+class StepOutputs(msgspec.Struct, kw_only=True):
+    """At most one message a step and client; with no updates at least every `HEARTBEAT_S`.
+
+    `step` counts every step, idle ones included: it is the rank's pulse.
+    """
+
+    rank: int
+    step: int
+    load: Load
+    updates: list[RequestUpdate] = []
+
+
+HEARTBEAT_S = 0.25
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_outputs = msgspec.msgpack.Decoder(StepOutputs).decode
