@@ -1,0 +1,65 @@
+# serve   start the shipped model on this machine (Ctrl-C drains); ARGS="topology=ep2" are Hydra overrides
+# test    what CI runs: check, then all tests that this machine can run
+# check   formatting, lint, and both type checkers
+# setup   only make the virtual environment, with the development tools in it
+#
+# The first call makes the environment, later ones find its stamps. TORCH names another torch than the pinned one,
+# as a requirement, a wheel, or a URL; PEGAHPC_TORCH in the environment does the same.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= $(or $(PEGAHPC_TORCH),torch==2.13.0)
+ARGS ?=
+
+BIN := $(VENV)/bin
+PINS := $(VENV)/constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(PINS)
+
+# One thread a process: under load two OpenMP threads are slower than one. Ours is never first on the path (-P).
+export OMP_NUM_THREADS ?= 1
+export PYTHONSAFEPATH := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: serve test check format bench gpu setup clean
+.DELETE_ON_ERROR:
+
+serve: $(VENV)/.serve
+	$(BIN)/pegahpc up $(ARGS)
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.serve
+	$(BIN)/pegahpc bench $(ARGS)
+
+gpu: $(VENV)/.setup
+	$(BIN)/pytest -m "gpu or multi_gpu" $(ARGS)
+
+setup: $(VENV)/.setup
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage .*_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and without its pin, so that another one stays: pip leaves alone what satisfies pyproject.toml.
+$(VENV)/.serve: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pegahpc needs Python 3.11 or later: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	grep -v '^torch==' constraints.txt > $(PINS)
+	$(PIP) '$(TORCH)'
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.setup: $(VENV)/.serve
+	$(PIP) --editable '.[dev]'
+	touch $@
