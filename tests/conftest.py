@@ -1,0 +1,38 @@
+"""The one place that skips: a test whose marker names a thing that this machine lacks, saying which."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # Open MPI, MPICH and srun's PMI, PMIx
+
+
+def _num_gpus() -> int:
+    import torch  # only for tests that ask: a run without them must not pay for it
+
+    return torch.cuda.device_count()
+
+
+def _missing(marker: str) -> str:
+    """What the marker needs and this machine lacks; empty if nothing."""
+    if marker in ("gpu", "multi_gpu"):
+        needed, found = (1 if marker == "gpu" else 2), _num_gpus()
+        return "" if found >= needed else f"needs {needed} CUDA device(s), found {found}"
+    if marker == "slurm":
+        absent = [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]
+        return f"needs {' and '.join(absent)} on PATH" if absent else ""
+    assert marker == "mpi"
+    if not any(variable in os.environ for variable in LAUNCHER_VARIABLES):
+        return "needs to be started by mpirun or srun: none of " + ", ".join(LAUNCHER_VARIABLES) + " is set"
+    return "" if importlib.util.find_spec("mpi4py") else "needs mpi4py"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot run here."""
+    for marker in ("gpu", "multi_gpu", "slurm", "mpi"):
+        if item.get_closest_marker(marker) and (missing := _missing(marker)):
+            pytest.skip(missing)
