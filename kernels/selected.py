@@ -1,0 +1,56 @@
+"""The kernels of one engine: each op's function, chosen once for its place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+# Importing a module registers its implementations.
+import pegahpc.kernels.grouped_matmul
+import pegahpc.kernels.latent_attention
+import pegahpc.kernels.matmul_rows
+import pegahpc.kernels.rms_norm
+import pegahpc.kernels.rope
+import pegahpc.kernels.swiglu  # noqa: F401
+from pegahpc.kernels.registry import Kernel, Place, choose, ops, select
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """One function an op; the signatures stand in the modules of that name."""
+
+    grouped_matmul: Kernel
+    latent_attention: Kernel
+    matmul_rows: Kernel
+    rms_norm: Kernel
+    rope_interleaved: Kernel
+    silu_and_mul: Kernel
+
+
+def select_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    row_invariant: bool,
+    backends: Mapping[str, str],
+) -> Kernels:
+    """Choose a backend for every op and log the choice.
+
+    Args:
+        backends: op -> backend name, where the user pinned one.
+
+    Raises:
+        LookupError: an op or backend that does not exist or does not run here.
+    """
+    unknown = sorted(set(backends) - set(ops()))
+    if unknown:
+        raise LookupError(f"no kernel for op {unknown[0]!r}; known ops: {ops()}")
+    place = Place(device=device, dtype=dtype, row_invariant=row_invariant)
+    names = {op: choose(op, place, backends.get(op, "auto")) for op in Kernels.__dataclass_fields__}
+    log.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in sorted(names.items())))
+    return Kernels(**{op: select(op, place, name) for op, name in names.items()})

@@ -1,0 +1,148 @@
+"""Latent attention: projections, rotation, cache write, and the absorbed product over the paged cache."""
+
+# Shape suffixes: T = tokens (rows of the step), H = hidden, N = heads, C = kv_lora_rank, D = C + rotary dims
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pegahpc.kernels.selected import Kernels
+from pegahpc.mla.shape import LatentShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentWeights:
+    """One layer's weights, matrices stored [in, out]."""
+
+    qkv_a_HX: torch.Tensor  # hidden -> q_lora_rank (or all query heads, without q_lora) + kv_lora_rank + rope
+    q_a_norm: torch.Tensor | None
+    q_b: torch.Tensor | None  # q_lora_rank -> heads * (nope + rope)
+    kv_a_norm_C: torch.Tensor
+    w_uk_NPC: torch.Tensor  # per head: nope -> latent, the keys' half of kv_b_proj
+    w_uv_NCV: torch.Tensor  # per head: latent -> v, the values' half of kv_b_proj
+    o_proj: torch.Tensor  # heads * v -> hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Rows of a step that attend together: all decode rows (a context each), or one span's rows (one context)."""
+
+    first_row: int
+    num_rows: int
+    page_idx_GP: torch.Tensor  # [1 or num_rows, pages], int64 page ids
+    is_hidden_TL: torch.Tensor  # [num_rows, tokens], bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionStep:
+    """What every attention layer of one step shares."""
+
+    cis_TR: torch.Tensor  # [num_rows, qk_rope_head_dim], float32
+    row_idx_T: torch.Tensor  # [num_rows], int64: the token's row counted over pages, page * page_tokens + offset
+    contexts: tuple[Context, ...]
+
+
+class LayerCache:
+    """One layer's view of the page-first slab [num_pages, num_layers, page_tokens, row_dim].
+
+    All layers of a page are contiguous; a page of this layer is slot `page * num_layers + layer` of the slab seen as
+    a list of [page_tokens, row_dim] blocks.
+    """
+
+    def __init__(self, slab: torch.Tensor, layer: int) -> None:
+        _, self.num_layers, self.page_tokens, self.row_dim = slab.shape
+        self.layer = layer
+        self.blocks_XPD = slab.view(-1, self.page_tokens, self.row_dim)
+        self._rows_YD = slab.view(-1, self.row_dim)
+
+    def block_idx(self, page_idx: torch.Tensor) -> torch.Tensor:
+        """Page ids to indices into `blocks_XPD`."""
+        return page_idx * self.num_layers + self.layer
+
+    def write(self, row_idx_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
+        """Put rows at `page * page_tokens + offset`; padding rows all go to page 0, row 0."""
+        page, offset = row_idx_T // self.page_tokens, row_idx_T % self.page_tokens
+        self._rows_YD.index_copy_(0, self.block_idx(page) * self.page_tokens + offset, rows_TD)
+
+
+class LatentAttention:
+    """One layer of multi-head latent attention, absorbed form for prefill and decode alike.
+
+    Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; names of the DeepSeek checkpoints.
+    """
+
+    def __init__(self, shape: LatentShape, weights: LatentWeights, kernels: Kernels) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.kernels = kernels
+
+    def forward(self, x_TH: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
+        """[num_rows, hidden] to [num_rows, hidden]; appends the rows' latents to the cache first."""
+        shape, weights, kernels = self.shape, self.weights, self.kernels
+        q_TNX, latent_TC, k_pe_T1R = self._project(x_TH)
+        q_nope_TNP, q_pe_TNR = q_TNX.split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
+        pe_TMR = kernels.rope_interleaved(torch.cat((q_pe_TNR, k_pe_T1R), dim=1), step.cis_TR)
+        cache.write(step.row_idx_T, torch.cat((latent_TC, pe_TMR[:, -1]), dim=-1))
+        q_latent_NTC = torch.bmm(q_nope_TNP.transpose(0, 1), weights.w_uk_NPC)
+        q_TND = torch.cat((q_latent_NTC.transpose(0, 1), pe_TMR[:, :-1]), dim=-1)
+        out_TNC = self._attend(q_TND, step, cache)
+        values_NTV = torch.bmm(out_TNC.transpose(0, 1), weights.w_uv_NCV)
+        out: torch.Tensor = kernels.matmul_rows(values_NTV.transpose(0, 1).flatten(1), weights.o_proj)
+        return out
+
+    def _project(self, x_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, nope + rope], normed latents [T, C], unrotated key [T, 1, rope]."""
+        shape, weights, kernels = self.shape, self.weights, self.kernels
+        num_q = weights.qkv_a_HX.shape[1] - shape.row_dim
+        q_TX, latent_TC, k_pe_TR = kernels.matmul_rows(x_TH, weights.qkv_a_HX).split(
+            [num_q, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1
+        )
+        if weights.q_b is not None:
+            q_TX = kernels.rms_norm(q_TX, weights.q_a_norm, shape.latent_norm_eps)
+            q_TX = kernels.matmul_rows(q_TX, weights.q_b)
+        latent_TC = kernels.rms_norm(latent_TC, weights.kv_a_norm_C, shape.latent_norm_eps)
+        return q_TX.unflatten(-1, (shape.num_heads, -1)), latent_TC, k_pe_TR[:, None]
+
+    def _attend(self, q_TND: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
+        outputs = [
+            self.kernels.latent_attention(
+                q_TND[context.first_row : context.first_row + context.num_rows],
+                cache.blocks_XPD,
+                cache.block_idx(context.page_idx_GP),
+                context.is_hidden_TL,
+                kv_lora_rank=self.shape.kv_lora_rank,
+                scale=self.shape.softmax_scale,
+            )
+            for context in step.contexts
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def expanded_attention(
+    q_TNX: torch.Tensor,
+    latent_SC: torch.Tensor,
+    k_pe_SR: torch.Tensor,
+    weights: LatentWeights,
+    shape: LatentShape,
+    *,
+    first_position: int,
+) -> torch.Tensor:
+    """The expanded form, the reference of the absorbed one: keys and values of every head made from the latents.
+
+    Args:
+        q_TNX: [num_rows, num_heads, nope + rope], rope part rotated; row t stands at position first_position + t.
+        latent_SC: [context, kv_lora_rank], normed latents of positions 0 to context - 1.
+        k_pe_SR: [context, qk_rope_head_dim], rotated keys.
+
+    Returns:
+        [num_rows, num_heads * v_head_dim], before o_proj.
+    """
+    k_nope_NSP = torch.einsum("npc,sc->nsp", weights.w_uk_NPC, latent_SC)
+    v_NSV = torch.einsum("ncv,sc->nsv", weights.w_uv_NCV, latent_SC)
+    k_NSX = torch.cat((k_nope_NSP, k_pe_SR.expand(shape.num_heads, -1, -1)), dim=-1)
+    scores_NTS = torch.einsum("tnx,nsx->nts", q_TNX, k_NSX).float() * shape.softmax_scale
+    rows, columns = torch.arange(q_TNX.shape[0])[:, None] + first_position, torch.arange(latent_SC.shape[0])
+    weights_NTS = scores_NTS.masked_fill(columns > rows, float("-inf")).softmax(-1).to(v_NSV.dtype)
+    return torch.einsum("nts,nsv->tnv", weights_NTS, v_NSV).flatten(1)

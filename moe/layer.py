@@ -1,0 +1,78 @@
+"""The MoE layer: route, dispatch, grouped experts, combine, and the shared expert beside them."""
+
+# Shape suffixes: T = rows of the step, L = live rows, H = hidden, K = experts a row, E = local experts, I = width
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pegahpc.kernels.selected import Kernels
+from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.moe.router import route_tokens
+from pegahpc.moe.shape import RouterShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEWeights:
+    """One layer's weights on one rank, matrices stored [in, out]."""
+
+    gate_HE: torch.Tensor  # float32, all experts
+    bias_E: torch.Tensor | None  # float32, e_score_correction_bias
+    gate_up_EHI: torch.Tensor  # this rank's experts: [num_local_experts, hidden, 2 * width], gate first
+    down_EIH: torch.Tensor  # [num_local_experts, width, hidden]
+    shared_gate_up_HI: torch.Tensor | None
+    shared_down_IH: torch.Tensor | None
+
+
+class MoELayer:
+    """out = shared(x) + sum over chosen experts of weight * expert(x), the sum in float32 and ascending expert id."""
+
+    def __init__(self, shape: RouterShape, weights: MoEWeights, kernels: Kernels, dispatcher: Dispatcher) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.kernels = kernels
+        self.dispatcher = dispatcher
+
+    def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
+        """[num_rows, hidden] to the same; rows from num_live on are padding and are sent nowhere.
+
+        Every rank calls this in every step, also with num_live 0: the exchanges are part of the chain.
+        """
+        topk_idx_TK, topk_weights_TK = route_tokens(self._logits(x_TH), self.weights.bias_E, self.shape)
+        received = self.dispatcher.dispatch(x_TH[:num_live], topk_idx_TK[:num_live])
+        y_LKH = self.dispatcher.combine(self._experts(received.rows_RH, received.group_sizes), received)
+        routed_LH = weighted_sum(y_LKH, topk_weights_TK[:num_live]).to(x_TH.dtype)
+        out_TH = self._shared(x_TH)
+        out_TH[:num_live] += routed_LH
+        return out_TH
+
+    def _logits(self, x_TH: torch.Tensor) -> torch.Tensor:
+        logits_TE: torch.Tensor = self.kernels.matmul_rows(x_TH.float(), self.weights.gate_HE)
+        return logits_TE
+
+    def _experts(self, rows_RH: torch.Tensor, group_sizes: list[int]) -> torch.Tensor:
+        gate_up_RI = self.kernels.grouped_matmul(rows_RH, self.weights.gate_up_EHI, group_sizes)
+        out_RH: torch.Tensor = self.kernels.grouped_matmul(
+            self.kernels.silu_and_mul(gate_up_RI), self.weights.down_EIH, group_sizes
+        )
+        return out_RH
+
+    def _shared(self, x_TH: torch.Tensor) -> torch.Tensor:
+        if self.weights.shared_gate_up_HI is None:
+            return torch.zeros_like(x_TH)
+        gate_up_TI = self.kernels.matmul_rows(x_TH, self.weights.shared_gate_up_HI)
+        out_TH: torch.Tensor = self.kernels.matmul_rows(
+            self.kernels.silu_and_mul(gate_up_TI), self.weights.shared_down_IH
+        )
+        return out_TH
+
+
+def weighted_sum(y_LKH: torch.Tensor, weights_LK: torch.Tensor) -> torch.Tensor:
+    """sum_k weights[l, k] * y[l, k] in float32, one addition after the other in k, so that the order is fixed."""
+    weighted_LKH = y_LKH.float() * weights_LK.unsqueeze(-1)
+    total_LH = weighted_LKH[:, 0]
+    for slot in range(1, y_LKH.shape[1]):
+        total_LH = total_LH + weighted_LKH[:, slot]
+    return total_LH

@@ -1,0 +1,115 @@
+"""From a resolved configuration to a running engine: kernels, weights, slab, warm-up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from pegahpc.checkpoint.load import Placement, load_decoder
+from pegahpc.config import ConfigError, FleetConfig
+from pegahpc.engine.loop import Engine
+from pegahpc.engine.pages import PagePool
+from pegahpc.engine.runner import Runner
+from pegahpc.engine.scheduler import Scheduler
+from pegahpc.kernels.matmul_rows import is_row_invariant
+from pegahpc.kernels.selected import Kernels, select_kernels
+from pegahpc.layers.rope_table import cis_table
+from pegahpc.models.lines import probe, read_config
+from pegahpc.models.spec import DenseFFN, ModelSpec, MoEFFN
+from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.rank import RankContext
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_engine(
+    fleet: FleetConfig,
+    ctx: RankContext,
+    *,
+    dispatcher: Dispatcher,
+    progress: Callable[[str, float], None],
+) -> Engine:
+    """Load this rank's weights and make its engine.
+
+    Args:
+        fleet: resolved by `pegahpc.plan.resolve`: nothing in it is "auto" or None.
+        progress: called with a stage ("load", "warmup") and the share of it that is done.
+
+    Raises:
+        ConfigError, CheckpointError, UnsupportedModel: what the user can change, in words for the user.
+    """
+    engine_config = fleet.engine
+    if engine_config.num_threads is not None:
+        torch.set_num_threads(engine_config.num_threads)
+    spec = probe(read_config(Path(fleet.model.path)))
+    device, dtype = torch.device(ctx.device), DTYPES[engine_config.dtype]
+    kernels = _kernels(fleet, spec, device, dtype)
+    placement = Placement(device=device, dtype=dtype, kernels=kernels, dispatcher=dispatcher)
+    decoder = load_decoder(Path(fleet.model.path), spec, placement, lambda done: progress("load", done))
+    num_pages = engine_config.cache_tokens // engine_config.page_tokens + 1
+    slab = torch.zeros(
+        num_pages, spec.num_layers, engine_config.page_tokens, spec.attention.row_dim, dtype=dtype, device=device
+    )
+    runner = Runner(
+        decoder,
+        slab,
+        cis_table(spec.rope, fleet.model.max_model_len).to(device),
+        max_num_seqs=engine_config.max_num_seqs,
+        max_rows=engine_config.max_rows_per_step,
+    )
+    engine = Engine(
+        rank=ctx.rank,
+        scheduler=Scheduler(
+            PagePool(num_pages, engine_config.page_tokens),
+            max_num_seqs=engine_config.max_num_seqs,
+            max_rows_per_step=engine_config.max_rows_per_step,
+            max_prefill_rows=engine_config.max_prefill_rows,
+        ),
+        runner=runner,
+        dispatcher=dispatcher,
+        vocab_size=spec.vocab_size,
+        max_model_len=fleet.model.max_model_len,
+        idle_wait_ms=engine_config.idle_wait_ms or 0.0,
+        drain_timeout_s=fleet.fleet.drain_timeout_s,
+    )
+    progress("warmup", 0.0)
+    engine.step()  # a step of padding on every rank: the first exchange is the start barrier
+    progress("warmup", 1.0)
+    return engine
+
+
+def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Kernels:
+    row_invariant = bool(fleet.engine.row_invariant)
+    backends = dict(fleet.engine.backends)
+    if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
+        log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
+        backends = {"matmul_rows": "torch", "grouped_matmul": "torch"} | backends
+    return _select(device, dtype, row_invariant, backends)
+
+
+def _select(device: torch.device, dtype: torch.dtype, row_invariant: bool, backends: Mapping[str, str]) -> Kernels:
+    try:
+        return select_kernels(device, dtype, row_invariant=row_invariant, backends=backends)
+    except LookupError as error:
+        raise ConfigError(f"engine.backends: {error.args[0]}") from None
+
+
+def matmul_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
+    """[in, out] of every product over rows that the model does."""
+    a, hidden = spec.attention, spec.hidden_size
+    q_dim = a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim)
+    shapes = [(a.num_heads * a.v_head_dim, hidden), (hidden, spec.vocab_size)]
+    shapes += [(hidden, (a.q_lora_rank or q_dim) + a.row_dim)]
+    shapes += [(a.q_lora_rank, q_dim)] if a.q_lora_rank else []
+    for ffn in set(spec.ffns):
+        widths = [ffn.intermediate_size] if isinstance(ffn, DenseFFN) else []
+        if isinstance(ffn, MoEFFN):
+            shapes.append((hidden, ffn.router.num_experts))
+            widths = [width for width in (ffn.intermediate_size, ffn.shared_intermediate_size) if width]
+        shapes += [shape for width in widths for shape in ((hidden, 2 * width), (width, hidden))]
+    return shapes

@@ -1,0 +1,260 @@
+"""The engine of one rank: drain inbox -> admit -> plan -> step (always) -> apply -> publish.
+
+No host condition decides whether a step runs: a rank without work steps over padding rows, because its experts may
+be wanted. Ranks slow down and leave together, by the word of the chain.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from pegahpc.engine.admission import refusal
+from pegahpc.engine.outbox import Outbox
+from pegahpc.engine.runner import Runner, Sampled
+from pegahpc.engine.scheduler import Scheduler
+from pegahpc.engine.sequence import Sequence, Span
+from pegahpc.engine.status import StatusBlock
+from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Dispatcher
+from pegahpc.wire.messages import (
+    HEARTBEAT_S,
+    WIRE_VERSION,
+    Aborted,
+    Attach,
+    Draining,
+    Failed,
+    Finished,
+    Load,
+    Rejected,
+    RejectReason,
+    Request,
+    StepOutputs,
+    decode_to_rank,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_NON_FINITE_STEPS = 3
+
+
+class EngineError(RuntimeError):
+    """The rank cannot go on; the fleet ends."""
+
+
+class Inbox(Protocol):
+    """What the loop needs of a RankSocket."""
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """(client, payload) or None."""
+
+    def wait(self, timeout_ms: float) -> bool:
+        """Sleep until a message waits."""
+
+    def send(self, client: bytes, payload: bytes) -> None:
+        """Queue one message."""
+
+
+class Engine:
+    """One rank. `run` owns the thread until the fleet leaves; everything else is for its parts and for tests."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        scheduler: Scheduler,
+        runner: Runner,
+        dispatcher: Dispatcher,
+        vocab_size: int,
+        max_model_len: int,
+        idle_wait_ms: float,
+        drain_timeout_s: float,
+    ) -> None:
+        self.rank = rank
+        self.scheduler = scheduler
+        self.runner = runner
+        self.dispatcher = dispatcher
+        self.status = StatusBlock()
+        self.outbox = Outbox()
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._idle_wait_ms = idle_wait_ms
+        self._drain_timeout_s = drain_timeout_s
+        self._clients: set[bytes] = set()
+        self._heartbeat_at_s = 0.0
+        self._num_non_finite = 0
+        self._is_stopping = False
+        self._drain_until_s = 0.0
+
+    def run(self, inbox: Inbox, is_stopping: Callable[[], bool]) -> None:
+        """Step until every rank of the fleet wants to leave.
+
+        All stopping in step N: all leave after step N + 1, so the step counts of all ranks are equal.
+        """
+        leaving = False
+        while True:
+            if is_stopping() and not self._is_stopping:
+                self._is_stopping, self._drain_until_s = True, time.monotonic() + self._drain_timeout_s
+            self.drain(inbox)
+            view = self.step()
+            if leaving:
+                self._fail_all("the fleet has ended")
+            self.publish(inbox)
+            if leaving:
+                self.status.phase = "stopped"
+                return
+            leaving = view.is_stopping
+            self._idle(inbox, view)
+
+    def step(self) -> ChainView:
+        """One step, whatever there is to do; the fleet as its first exchange showed it."""
+        self.status.phase = "schedule"
+        self.scheduler.admit(self._admitted)
+        spans = self.scheduler.plan()
+        self.dispatcher.begin_step(self._word())
+        self.status.phase = "step"
+        sampled = self.runner.step(spans)
+        self.status.step += 1
+        self._apply(spans, sampled)
+        return self.dispatcher.chain_view()
+
+    def drain(self, inbox: Inbox) -> None:
+        """Take every message that waits; what cannot be read is logged and changes nothing."""
+        while (message := inbox.receive()) is not None:
+            client, payload = message
+            try:
+                decoded = decode_to_rank(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.warning("wire: dropped a message of %d bytes that is none of ours: %s", len(payload), error)
+                continue
+            if isinstance(decoded, Attach):
+                self._attach(client, decoded)
+            elif isinstance(decoded, Request):
+                self.submit(client, decoded)
+            else:
+                self.abort(client, decoded.id)
+
+    def submit(self, client: bytes, request: Request) -> None:
+        """Queue a request, or answer at once with the typed reason why not."""
+        if self.scheduler.find((client, request.id)) is not None:
+            log.warning("request %s: its id is in use; the second one is dropped", request.id)
+            return
+        reason = Draining() if self._is_stopping else self._refusal(request)
+        if reason is not None:
+            self.outbox.terminal(client, request.id, Rejected(reason))
+            return
+        self.scheduler.add(Sequence(client, request, time.monotonic()))
+
+    def abort(self, client: bytes, request_id: str) -> None:
+        """Free a request's pages now; one that is over, or was never here, is no error."""
+        sequence = self.scheduler.find((client, request_id))
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+            self.outbox.terminal(client, request_id, Aborted())
+
+    def publish(self, inbox: Inbox) -> None:
+        """One message for each client that has updates; the load for all of them at least every HEARTBEAT_S."""
+        self.status.phase = "publish"
+        self.status.num_running = len(self.scheduler.running)
+        self.status.num_waiting = len(self.scheduler.waiting)
+        updates = self.outbox.take()
+        now_s = time.monotonic()
+        is_due = now_s >= self._heartbeat_at_s
+        if is_due:
+            self._heartbeat_at_s = now_s + HEARTBEAT_S
+        load = self.load() if updates or is_due else None
+        for client in self._clients | updates.keys() if is_due else updates:
+            assert load is not None
+            outputs = StepOutputs(rank=self.rank, step=self.status.step, load=load, updates=updates.get(client, []))
+            inbox.send(client, encode(outputs))
+
+    def load(self) -> Load:
+        """This rank's load now."""
+        pool = self.scheduler.pool
+        return Load(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            used_pages=pool.total_pages - pool.num_free,
+            total_pages=pool.total_pages,
+        )
+
+    def _word(self) -> int:
+        """Stopping only when its work is done or the time to drain is over: until then peers must step along."""
+        has_work = self.scheduler.has_work
+        is_leaving = self._is_stopping and (not has_work or time.monotonic() >= self._drain_until_s)
+        return (HAS_WORK if has_work else 0) | (STOPPING if is_leaving else 0)
+
+    def _fail_all(self, message: str) -> None:
+        for sequence in [*self.scheduler.running.values(), *self.scheduler.waiting.values()]:
+            self.scheduler.remove(sequence)
+            self.outbox.terminal(sequence.client, sequence.request.id, Failed(message))
+
+    def _refusal(self, request: Request) -> RejectReason | None:
+        pool = self.scheduler.pool
+        return refusal(
+            request,
+            vocab_size=self._vocab_size,
+            max_model_len=self._max_model_len,
+            cache_tokens=pool.total_pages * pool.page_tokens,
+        )
+
+    def _attach(self, client: bytes, attach: Attach) -> None:
+        if attach.version != WIRE_VERSION:
+            log.warning("wire: a client speaks version %d, this rank %d; ignored", attach.version, WIRE_VERSION)
+            return
+        self._clients.add(client)
+        self._heartbeat_at_s = 0.0  # answer at once
+
+    def _admitted(self, sequence: Sequence) -> None:
+        self.runner.admit(sequence)
+        self.outbox.scheduled(sequence, time.monotonic())
+        if sequence.request.max_tokens == 0:
+            self._finish(sequence, "length")
+
+    def _apply(self, spans: list[Span], sampled: list[Sampled]) -> None:
+        for span in spans:
+            assert span.sequence.cache is not None
+            span.sequence.cache.commit(span.num_rows)
+        for row in sampled:
+            if row.is_finite:
+                self._take_token(row.span.sequence, row.token)
+            else:
+                self._fail(row.span.sequence, row.span.start + row.span.num_rows)
+        if sampled:
+            self._num_non_finite = 0 if all(row.is_finite for row in sampled) else self._num_non_finite + 1
+        if self._num_non_finite >= MAX_NON_FINITE_STEPS:
+            raise EngineError(f"rank {self.rank}: {MAX_NON_FINITE_STEPS} steps in a row gave non-finite logits")
+
+    def _take_token(self, sequence: Sequence, token: int) -> None:
+        sequence.tokens.append(token)
+        self.outbox.token(sequence, token)
+        if token in sequence.request.stop_token_ids:
+            self._finish(sequence, "stop")
+        elif sequence.num_generated >= sequence.request.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: Literal["stop", "length"]) -> None:
+        self.scheduler.remove(sequence)
+        finished = Finished(
+            reason=reason,
+            prompt_tokens=len(sequence.request.prompt_tokens),
+            completion_tokens=sequence.num_generated,
+        )
+        self.outbox.terminal(sequence.client, sequence.request.id, finished)
+
+    def _fail(self, sequence: Sequence, position: int) -> None:
+        self.runner.clean(sequence)
+        self.scheduler.remove(sequence)
+        message = f"non-finite logits at position {position}"
+        log.error("request %s: %s", sequence.request.id, message)
+        self.outbox.terminal(sequence.client, sequence.request.id, Failed(message))
+
+    def _idle(self, inbox: Inbox, view: ChainView) -> None:
+        """Nobody has work: wait for a message, bounded, so that peers that have work again are soon served."""
+        if not view.has_work and not self.scheduler.has_work and self._idle_wait_ms > 0:
+            self.status.phase = "idle"
+            inbox.wait(self._idle_wait_ms)

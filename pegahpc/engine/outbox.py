@@ -1,0 +1,40 @@
+"""What a step has to say, gathered by client: one message each."""
+
+from __future__ import annotations
+
+from pegahpc.engine.sequence import Sequence
+from pegahpc.wire.messages import RequestUpdate, Scheduled, Terminal
+
+
+class Outbox:
+    """The only way out of the engine. Field order in an update is event order: scheduled, tokens, terminal."""
+
+    def __init__(self) -> None:
+        self._updates: dict[bytes, dict[str, RequestUpdate]] = {}
+
+    def scheduled(self, sequence: Sequence, now_s: float) -> None:
+        """The request left the queue."""
+        update = self._of(sequence.client, sequence.request.id)
+        update.scheduled = Scheduled(queued_at_s=sequence.queued_at_s, scheduled_at_s=now_s)
+
+    def token(self, sequence: Sequence, token: int) -> None:
+        """One more token."""
+        self._of(sequence.client, sequence.request.id).tokens.append(token)
+
+    def terminal(self, client: bytes, request_id: str, terminal: Terminal) -> None:
+        """The request's end; nothing more is said of it."""
+        update = self._of(client, request_id)
+        assert update.terminal is None, f"request {request_id} has two terminals"
+        update.terminal = terminal
+
+    def take(self) -> dict[bytes, list[RequestUpdate]]:
+        """Everything since the last call, by client."""
+        taken = {client: list(updates.values()) for client, updates in self._updates.items()}
+        self._updates = {}
+        return taken
+
+    def _of(self, client: bytes, request_id: str) -> RequestUpdate:
+        updates = self._updates.setdefault(client, {})
+        if request_id not in updates:
+            updates[request_id] = RequestUpdate(id=request_id, tokens=[])
+        return updates[request_id]

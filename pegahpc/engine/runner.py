@@ -1,0 +1,138 @@
+"""One step on the device: spans become tensors, the decoder runs, the sampled rows become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pegahpc.engine.pages import PADDING_PAGE
+from pegahpc.engine.sampler import Draw, sample
+from pegahpc.engine.sequence import Sequence, Span
+from pegahpc.kernels.latent_attention import SPLIT_TOKENS
+from pegahpc.mla.attention import AttentionStep, Context
+from pegahpc.models.decoder import Decoder, StepInput
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The token that a span's last row gave; void when its logits were not finite."""
+
+    span: Span
+    token: int
+    is_finite: bool
+
+
+def buckets(max_rows: int) -> list[int]:
+    """Row counts that steps are padded to: 2, 4, 6, 8, 12, 16, 24, ... up to max_rows, all even.
+
+    The smallest is 2, not 1: a product of one row has other bits than the same row among several.
+    """
+    top = max_rows + max_rows % 2
+    ladder = {size for power in range(1, top.bit_length()) for size in (1 << power, 3 << power)} | {2, 4}
+    return sorted({size for size in ladder if size < top} | {top})
+
+
+class Runner:
+    """Owns the slab, the page table of running requests and the rope table.
+
+    Args:
+        slab: [num_pages, num_layers, page_tokens, row_dim], zeroed: what a padding row reads must be finite.
+        cis_table: [max_model_len, qk_rope_head_dim], float32.
+    """
+
+    def __init__(
+        self, decoder: Decoder, slab: torch.Tensor, cis_table: torch.Tensor, *, max_num_seqs: int, max_rows: int
+    ) -> None:
+        self.decoder = decoder
+        self.slab = slab
+        self._cis_table = cis_table
+        self._device = slab.device
+        self._page_tokens = slab.shape[2]
+        self._pages_per_split = SPLIT_TOKENS // self._page_tokens
+        num_splits = -(-cis_table.shape[0] // SPLIT_TOKENS)
+        # One row a slot, and one more for padding rows, which stays all PADDING_PAGE.
+        self._page_table = torch.full(
+            (max_num_seqs + 1, num_splits * self._pages_per_split), PADDING_PAGE, device=self._device
+        )
+        self._padding_slot = max_num_seqs
+        self._tokens = torch.arange(num_splits * SPLIT_TOKENS, device=self._device)
+        self._buckets = buckets(max_rows)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Write a newly admitted request's pages into its row of the page table."""
+        assert sequence.cache is not None
+        row = self._page_table[sequence.slot]
+        row.fill_(PADDING_PAGE)
+        row[: len(sequence.cache.pages)] = torch.tensor(sequence.cache.pages)
+
+    def clean(self, sequence: Sequence) -> None:
+        """Zero a request's pages: values that are not finite must not meet the next owner's masked zeros."""
+        assert sequence.cache is not None
+        self.slab[sequence.cache.pages] = 0
+
+    @torch.inference_mode()
+    def step(self, spans: list[Span]) -> list[Sampled]:
+        """Run the decoder over the spans (none: one bucket of padding) and sample where a span is complete."""
+        sampled = [span for span in spans if span.is_sampled]
+        step = self._input(spans)
+        hidden_TH = self.decoder.forward(step, self.slab)
+        if not sampled:
+            return []
+        logits_SV = self.decoder.logits(hidden_TH.index_select(0, step.sample_idx))
+        draws = [Draw(span.sequence.request.sampling, span.start + span.num_rows) for span in sampled]
+        tokens, finite = sample(logits_SV, draws)
+        return [Sampled(*row) for row in zip(sampled, tokens, finite, strict=True)]
+
+    def _input(self, spans: list[Span]) -> StepInput:
+        """Rows in order: chunks, decode rows, padding (token 0, position 0, length 1, the padding page)."""
+        num_live = sum(span.num_rows for span in spans)
+        num_rows = next(size for size in self._buckets if size >= num_live)
+        num_padding = num_rows - num_live
+        tokens = [t for span in spans for t in span.sequence.tokens[span.start : span.start + span.num_rows]]
+        positions = [p for span in spans for p in range(span.start, span.start + span.num_rows)]
+        slots = [span.sequence.slot for span in spans for _ in range(span.num_rows)]
+        position_T = torch.tensor(positions + [0] * num_padding, device=self._device)
+        slot_T = torch.tensor(slots + [self._padding_slot] * num_padding, device=self._device)
+        return StepInput(
+            token_ids_T=torch.tensor(tokens + [0] * num_padding, device=self._device),
+            num_live=num_live,
+            attention=AttentionStep(
+                cis_TR=self._cis_table.index_select(0, position_T),
+                row_idx_T=self._row_idx(position_T, slot_T),
+                contexts=self._contexts(spans, position_T, slot_T),
+            ),
+            sample_idx=self._sample_idx(spans),
+        )
+
+    def _row_idx(self, position_T: torch.Tensor, slot_T: torch.Tensor) -> torch.Tensor:
+        page_T = self._page_table[slot_T, position_T // self._page_tokens]
+        return page_T * self._page_tokens + position_T % self._page_tokens
+
+    def _contexts(self, spans: list[Span], position_T: torch.Tensor, slot_T: torch.Tensor) -> tuple[Context, ...]:
+        """One context a chunk; decode and padding rows share a call, each with its own pages."""
+        contexts: list[Context] = []
+        row = 0
+        for span in spans:
+            if span.num_rows > 1:
+                contexts.append(self._context(row, position_T[row : row + span.num_rows], slot_T[row : row + 1],
+                                              span.start + span.num_rows))  # fmt: skip
+                row += span.num_rows
+        longest = max((span.start + 1 for span in spans if span.num_rows == 1), default=1)
+        if row < position_T.shape[0]:
+            contexts.append(self._context(row, position_T[row:], slot_T[row:], longest))
+        return tuple(contexts)
+
+    def _context(self, first_row: int, position_T: torch.Tensor, slot_G: torch.Tensor, longest: int) -> Context:
+        num_splits = -(-longest // SPLIT_TOKENS)
+        pages = self._page_table.index_select(0, slot_G)[:, : num_splits * self._pages_per_split]
+        hidden_TL = self._tokens[: num_splits * SPLIT_TOKENS] > position_T[:, None]
+        return Context(first_row=first_row, num_rows=position_T.shape[0], page_idx_GP=pages, is_hidden_TL=hidden_TL)
+
+    def _sample_idx(self, spans: list[Span]) -> torch.Tensor:
+        last, rows = -1, []
+        for span in spans:
+            last += span.num_rows
+            if span.is_sampled:
+                rows.append(last)
+        return torch.tensor(rows + [0] * (len(rows) % 2), dtype=torch.int64, device=self._device)

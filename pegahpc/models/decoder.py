@@ -1,0 +1,79 @@
+"""The one decoder: embed, layers of (norm, mixer, residual, norm, FFN, residual), final norm, head."""
+
+# Shape suffixes: T = rows of the step, H = hidden, V = vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pegahpc.kernels.selected import Kernels
+from pegahpc.mla.attention import AttentionStep, LatentAttention, LayerCache
+
+
+class FFN(Protocol):
+    """Dense or MoE."""
+
+    def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
+        """[num_rows, hidden] to the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One decoder layer with pre-norm residuals."""
+
+    attention: LatentAttention
+    ffn: FFN
+    input_norm_H: torch.Tensor
+    post_attention_norm_H: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInput:
+    """The tensors of one step; rows from num_live on are padding (token 0, position 0, page 0)."""
+
+    token_ids_T: torch.Tensor  # int64
+    num_live: int
+    attention: AttentionStep
+    sample_idx: torch.Tensor  # rows whose logits are wanted, int64, of even length (padded with row 0)
+
+
+class Decoder:
+    """One forward serves prefill, decode, verify and padding."""
+
+    def __init__(
+        self,
+        *,
+        embed_VH: torch.Tensor,
+        layers: tuple[Layer, ...],
+        final_norm_H: torch.Tensor,
+        head_HV: torch.Tensor,
+        rms_norm_eps: float,
+        kernels: Kernels,
+    ) -> None:
+        self.embed_VH = embed_VH
+        self.layers = layers
+        self.final_norm_H = final_norm_H
+        self.head_HV = head_HV
+        self.rms_norm_eps = rms_norm_eps
+        self.kernels = kernels
+
+    def forward(self, step: StepInput, slab: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] after the last layer, before the final norm; writes the step's rows to the cache."""
+        norm, eps = self.kernels.rms_norm, self.rms_norm_eps
+        hidden_TH = self.embed_VH.index_select(0, step.token_ids_T)
+        for idx, layer in enumerate(self.layers):
+            cache = LayerCache(slab, idx)
+            x_TH = norm(hidden_TH, layer.input_norm_H, eps)
+            hidden_TH = hidden_TH + layer.attention.forward(x_TH, step.attention, cache)
+            x_TH = norm(hidden_TH, layer.post_attention_norm_H, eps)
+            hidden_TH = hidden_TH + layer.ffn.forward(x_TH, step.num_live)
+        return hidden_TH
+
+    def logits(self, hidden_TH: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] to [num_rows, vocab], float32."""
+        normed_TH = self.kernels.rms_norm(hidden_TH, self.final_norm_H, self.rms_norm_eps)
+        logits_TV: torch.Tensor = self.kernels.matmul_rows(normed_TH, self.head_HV).float()
+        return logits_TV
