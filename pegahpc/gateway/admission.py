@@ -1,0 +1,49 @@
+"""How many requests the gateway works on, whether it takes new ones, and when the last has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining
+
+
+class Gate:
+    """Every generation passes it, and holds its place until its response is out."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self.is_draining = False
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """A place for the time of the block.
+
+        Raises:
+            ApiError: 503 while draining, 429 when all places are taken.
+        """
+        if self.is_draining:
+            raise draining()
+        if self._num_inside >= self._limit:
+            message = f"All {self._limit} places (gateway.max_concurrent_requests) are taken; try again."
+            raise ApiError(429, message, kind="rate_limit_error", code="too_many_requests", retry_after_s=RETRY_AFTER_S)
+        self._num_inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._is_empty.set()
+
+    async def wait_until_empty(self, timeout_s: float) -> bool:
+        """True when nobody is inside; False when that took longer than `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,220 @@
+"""The client's side of the wire: one socket and one reader task a rank, and a stream for each open request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import zmq.asyncio
+
+from pegahpc.gateway.errors import ApiError
+from pegahpc.gateway.metrics import GatewayMetrics, RankMetrics
+from pegahpc.gateway.router import RankView, least_loaded
+from pegahpc.gateway.streams import Stream
+from pegahpc.wire.keys import FleetSecret
+from pegahpc.wire.messages import (
+    HEARTBEAT_S,
+    Abort,
+    Attach,
+    Failed,
+    Request,
+    RequestUpdate,
+    StepOutputs,
+    ToRank,
+    decode_outputs,
+    encode,
+)
+from pegahpc.wire.sockets import connect_to_rank
+
+log = logging.getLogger(__name__)
+
+ATTACH_REPORT_S = 5.0
+
+
+class AttachError(RuntimeError):
+    """A rank did not answer in time, or is not the one that its endpoint should be."""
+
+
+class RankLink:
+    """One rank as the gateway sees it: its socket, its pulse, its load, its open streams."""
+
+    def __init__(self, rank: int, socket: zmq.asyncio.Socket, metrics: RankMetrics) -> None:
+        self.rank = rank
+        self.view = RankView()
+        self.metrics = metrics
+        self.streams: dict[str, Stream] = {}
+        self.step = -1  # before the first message
+        self.advanced_at_s = time.monotonic()
+        self.has_answered = asyncio.Event()
+        self._socket = socket
+        metrics.watch(lambda: self.view.load)
+
+    def send(self, message: ToRank) -> None:
+        """Queue one message. Never blocks: the socket has no high-water mark, so libzmq takes it at once."""
+        self._socket.send(encode(message))
+
+    async def read(self) -> None:
+        """Distribute the rank's messages until cancelled."""
+        while True:
+            payload = await self._socket.recv()
+            try:
+                outputs = decode_outputs(payload)
+            except msgspec.MsgspecError as error:
+                log.error("rank %d: dropped a message of %d bytes: %s", self.rank, len(payload), error)
+                continue
+            if outputs.rank != self.rank:
+                raise AttachError(f"the endpoint of rank {self.rank} is answered by rank {outputs.rank}")
+            self.on_outputs(outputs)
+
+    def on_outputs(self, outputs: StepOutputs) -> None:
+        """Take one step's message: pulse, load, and each request's update."""
+        now_s = time.monotonic()
+        if outputs.step > self.step:
+            self.step, self.advanced_at_s = outputs.step, now_s
+        self.view.on_report(outputs)
+        self.has_answered.set()
+        num_tokens = 0
+        for update in outputs.updates:
+            stream = self.streams.get(update.id)
+            if stream is None:
+                continue  # aborted by us, and the rank did not know yet
+            num_tokens += len(update.tokens)
+            stream.push(update, now_s)
+            if update.terminal is not None:
+                del self.streams[update.id]
+        if num_tokens:
+            self.metrics.generation_tokens.inc(num_tokens)
+
+    def silent_for_s(self) -> float:
+        """Seconds since the rank's step counter moved."""
+        return time.monotonic() - self.advanced_at_s
+
+    def fail_all(self, message: str) -> None:
+        """Give every open stream a terminal, and tell the rank, should it still listen."""
+        now_s = time.monotonic()
+        for request_id, stream in list(self.streams.items()):
+            del self.streams[request_id]
+            self.view.on_closed(request_id)
+            stream.push(RequestUpdate(id=request_id, terminal=Failed(message)), now_s)
+            self.send(Abort(request_id))
+
+
+class Engines:
+    """All ranks. Use as an async context: entering waits until every rank has answered.
+
+    Args:
+        stall_s: a rank whose step has not moved for so long gets no new work and its requests fail.
+        attach_timeout_s: bound of the wait at the start.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        secret: FleetSecret,
+        *,
+        metrics: GatewayMetrics,
+        stall_s: float,
+        attach_timeout_s: float,
+    ) -> None:
+        self._stall_s = stall_s
+        self._attach_timeout_s = attach_timeout_s
+        self._context = zmq.asyncio.Context()
+        self._sockets = [connect_to_rank(self._context, endpoint, secret) for endpoint in endpoints]
+        self.links = [RankLink(rank, socket, metrics.for_rank(rank)) for rank, socket in enumerate(self._sockets)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Engines:
+        for link in self.links:
+            self._tasks.append(asyncio.create_task(link.read(), name=f"rank-{link.rank}-reader"))
+            link.send(Attach())
+        try:
+            await self._wait_for_answers()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        self._tasks.append(asyncio.create_task(self._watch(), name="stall-watch"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                log.error("a reader had ended early: %s", error)
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+    @contextlib.contextmanager
+    def open(self, request: Request, *, arrived_s: float, wakes_each_step: bool) -> Iterator[Stream]:
+        """Send a request to the rank with the least work; leaving before its terminal aborts it there.
+
+        Raises:
+            ApiError: 503 when no rank makes progress.
+        """
+        link = self._choose()
+        times = link.metrics.times(arrived_s, num_prompt_tokens=len(request.prompt_tokens))
+        stream = Stream(request.id, times=times, wakes_each_step=wakes_each_step)
+        link.streams[request.id] = stream
+        link.view.on_sent(request.id)
+        link.send(request)
+        try:
+            yield stream
+        finally:
+            link.view.on_closed(request.id)
+            if link.streams.pop(request.id, None) is not None:
+                link.send(Abort(request.id))
+
+    def stalled(self) -> list[RankLink]:
+        """The ranks whose step has not moved for `stall_s`."""
+        return [link for link in self.links if link.silent_for_s() > self._stall_s]
+
+    def fail_all(self, message: str) -> None:
+        """End every open request with a clear word."""
+        for link in self.links:
+            link.fail_all(message)
+
+    @property
+    def num_open(self) -> int:
+        """Requests without a terminal."""
+        return sum(len(link.streams) for link in self.links)
+
+    def _choose(self) -> RankLink:
+        stalled = self.stalled()
+        alive = [link for link in self.links if link not in stalled] if stalled else self.links
+        if not alive:
+            raise ApiError(503, "No rank of the fleet makes progress.", code="engine_stalled", retry_after_s=1)
+        return alive[least_loaded([link.view for link in alive])]
+
+    async def _wait_for_answers(self) -> None:
+        deadline = time.monotonic() + self._attach_timeout_s
+        while silent := [link for link in self.links if not link.has_answered.is_set()]:
+            ended = [task for task in self._tasks if task.done()]
+            if ended:
+                await ended[0]
+            names = ", ".join(str(link.rank) for link in silent)
+            if time.monotonic() > deadline:
+                raise AttachError(f"no answer from rank {names} within {self._attach_timeout_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(silent[0].has_answered.wait(), HEARTBEAT_S)
+
+    async def _watch(self) -> None:
+        """Fail what waits for a rank that does not step. Time that this process itself slept is not held against it."""
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_S)
+            slept_s = time.monotonic() - before_s - HEARTBEAT_S
+            if slept_s > 1:
+                for link in self.links:
+                    link.advanced_at_s += slept_s
+            for link in self.stalled():
+                if link.streams:
+                    log.error(
+                        "rank %d: no step for %.1f s; %d requests fail", link.rank, self._stall_s, len(link.streams)
+                    )
+                    link.fail_all(f"Rank {link.rank} has made no progress for {self._stall_s:g} s.")

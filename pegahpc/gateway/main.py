@@ -1,0 +1,126 @@
+"""The gateway process. One msgpack document on stdin says all; one JSON line on stdout says that it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from pegahpc.config import ConfigError, FleetConfig
+from pegahpc.gateway.app import drain, make_app
+from pegahpc.gateway.engines import AttachError
+from pegahpc.wire.keys import FleetSecret
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher says.
+
+    Args:
+        endpoints: the wire endpoint of rank 0, 1, ...
+        host, port: where to listen; port 0 is any free one.
+    """
+
+    fleet: FleetConfig
+    endpoints: list[str]
+    secret_path: str
+    host: str
+    port: int
+
+
+def main() -> int:
+    """Serve until SIGTERM. Exit status 0: drained; 1: a rank did not answer; 2: a setting is wrong."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+        with _bind(launch.host, launch.port) as listener:
+            app = make_app(launch.fleet, FleetSecret.load(Path(launch.secret_path)), launch.endpoints)
+            asyncio.run(_serve(app, listener))
+    except (ConfigError, msgspec.MsgspecError, OSError) as error:
+        log.error("%s", error)
+        return EXIT_CONFIG
+    except AttachError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the port before anything slow is done; nobody is answered until it listens.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not of this machine.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"gateway.port: {port} is taken on {host}; choose another, or gateway.port=0 for any free one"
+            ) from None
+        raise ConfigError(f"gateway.host: cannot listen on {host} port {port}: {error.strerror}") from None
+    return listener
+
+
+async def _serve(app: web.Application, listener: socket.socket) -> None:
+    """Set up, say so, and serve until told to end; before it listens, SIGTERM just ends it."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    try:
+        if await _set_up(runner, stopping):
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+            _announce(listener)
+            await stopping.wait()
+            log.info("draining")
+            await drain(app)
+    finally:
+        await runner.cleanup()
+
+
+async def _set_up(runner: web.AppRunner, stopping: asyncio.Event) -> bool:
+    """True when every rank has answered; False when told to end while waiting for that."""
+    setup = asyncio.create_task(runner.setup(), name="setup")
+    stop = asyncio.create_task(stopping.wait(), name="stop")
+    await asyncio.wait((setup, stop), return_when=asyncio.FIRST_COMPLETED)
+    for task in (setup, stop):
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await stop
+    with contextlib.suppress(asyncio.CancelledError):
+        await setup
+        return True
+    return False
+
+
+def _announce(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    line = msgspec.json.encode({"event": "listening", "host": host, "port": port})
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+    log.info("listening on http://%s:%d", host, port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Prometheus metrics under the names that vLLM's dashboards read. `engine` is the rank.
+
+**Source** vLLM's `vllm/v1/metrics/loggers.py` for names and buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pegahpc.wire.messages import Load, RequestUpdate
+
+LABELS: Final = ("model_name", "engine")
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+REQUEST_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class GatewayMetrics:
+    """All of a gateway's metrics, in a registry of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._registry = registry = CollectorRegistry()
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, what, LABELS, buckets=buckets, registry=registry)
+
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS_S)
+        self.itl = histogram("vllm:inter_token_latency_seconds", "Time between a request's tokens.", ITL_BUCKETS_S)
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Time in the rank's queue.", REQUEST_BUCKETS_S)
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens admitted.", LABELS, registry=registry)
+        self.generation_tokens = Counter("vllm:generation_tokens", "Tokens generated.", LABELS, registry=registry)
+        self.success = Counter(
+            "vllm:request_success", "Requests by how they ended.", (*LABELS, "finished_reason"), registry=registry
+        )
+        self.running = Gauge("vllm:num_requests_running", "Requests that decode.", LABELS, registry=registry)
+        self.waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", LABELS, registry=registry)
+        self.cache = Gauge("vllm:kv_cache_usage_perc", "Used share of the cache, 1 is full.", LABELS, registry=registry)
+        self._http = Counter("http_requests", "Responses.", ("handler", "status"), registry=registry)
+
+    def for_rank(self, rank: int) -> RankMetrics:
+        """The children of one rank."""
+        return RankMetrics(self, self._model_name, str(rank))
+
+    def count_response(self, handler: str, status: int) -> None:
+        """One HTTP answer; `handler` is a route, never a path that a client made up."""
+        self._http.labels(handler, str(status)).inc()
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)
+
+
+class RankMetrics:
+    """One rank's children, looked up once."""
+
+    def __init__(self, metrics: GatewayMetrics, model_name: str, engine: str) -> None:
+        labels = (model_name, engine)
+        self.ttft = metrics.ttft.labels(*labels)
+        self.itl = metrics.itl.labels(*labels)
+        self.e2e = metrics.e2e.labels(*labels)
+        self.queue = metrics.queue.labels(*labels)
+        self.prompt_tokens = metrics.prompt_tokens.labels(*labels)
+        self.generation_tokens = metrics.generation_tokens.labels(*labels)
+        self.finished = {
+            reason: metrics.success.labels(*labels, reason) for reason in ("stop", "length", "abort", "error")
+        }
+        self._gauges = (metrics.running.labels(*labels), metrics.waiting.labels(*labels), metrics.cache.labels(*labels))
+
+    def watch(self, load: Callable[[], Load]) -> None:
+        """Read the gauges from the rank's newest load, when scraped."""
+        running, waiting, cache = self._gauges
+        running.set_function(lambda: load().num_running)
+        waiting.set_function(lambda: load().num_waiting)
+        cache.set_function(lambda: load().used_pages / max(load().total_pages, 1))
+
+    def times(self, arrived_s: float, *, num_prompt_tokens: int) -> RequestTimes:
+        """The clock of one request."""
+        return RequestTimes(self, arrived_s, num_prompt_tokens)
+
+
+class RequestTimes:
+    """When a request arrived, and what its updates say about speed."""
+
+    def __init__(self, metrics: RankMetrics, arrived_s: float, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._num_prompt_tokens = num_prompt_tokens
+        self._last_token_s: float | None = None
+
+    def on_update(self, update: RequestUpdate, now_s: float) -> None:
+        """One step's update."""
+        if update.scheduled is not None:
+            self._metrics.queue.observe(update.scheduled.scheduled_at_s - update.scheduled.queued_at_s)
+            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        if update.tokens:
+            if self._last_token_s is None:
+                self._metrics.ttft.observe(now_s - self._arrived_s)
+            else:
+                self._metrics.itl.observe((now_s - self._last_token_s) / len(update.tokens))
+            self._last_token_s = now_s
+
+    def on_end(self, outcome: str, now_s: float) -> None:
+        """The request is over: stop, length, abort (the client left) or error."""
+        self._metrics.finished[outcome].inc()
+        if outcome in ("stop", "length"):
+            self._metrics.e2e.observe(now_s - self._arrived_s)

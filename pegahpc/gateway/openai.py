@@ -1,0 +1,312 @@
+"""What the OpenAI API may ask: from a body to a typed `Generation`, or a refusal that names the field.
+
+Every field is honoured or refused. `NO_OPS` holds the fields that mean nothing at one value and are refused at others.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pegahpc.gateway.errors import ApiError, refused_field
+from pegahpc.wire.messages import Sampling
+
+MAX_STOP_STRINGS = 4
+MASK_64 = (1 << 64) - 1
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
+
+# Field -> the values that ask for nothing. 0 and False are told apart.
+NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (None, True),
+    "allowed_token_ids": (None,),
+    "audio": (None,),
+    "bad_words": (None, []),
+    "best_of": (None, 1),
+    "cache_salt": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "detokenize": (None, True),
+    "documents": (None, []),
+    "early_stopping": (None, False),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "metadata": (None, {}),
+    "min_tokens": (None, 0),
+    "modalities": (None, ["text"]),
+    "n": (None, 1),
+    "parallel_tool_calls": (None, True, False),  # says nothing without tools
+    "prediction": (None,),
+    "presence_penalty": (None, 0),
+    "priority": (None, 0),
+    "prompt_logprobs": (None,),
+    "reasoning_effort": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "return_token_ids": (None, False),
+    "service_tier": (None, "auto", "default"),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "store": (None, False),
+    "suffix": (None,),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "continuous_usage_stats": (None, False),
+    "include_obfuscation": (None, False),
+}
+MESSAGE_NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "name": (None,),
+    "reasoning_content": (None,),
+    "refusal": (None,),
+    "tool_call_id": (None,),
+    "tool_calls": (None, []),
+}
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """One part of a message's content."""
+
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn. `developer` is what OpenAI calls `system` today; templates know the older word."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def for_template(self) -> dict[str, str]:
+        """The dict that a chat template reads. Text parts are joined by newlines, as vLLM joins them."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class CommonFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both endpoints honour, with the API's defaults."""
+
+    model: str
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] = 0  # -1 and 0: off
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[TokenId] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # whose request it is, for the client's own records
+
+
+class ChatFields(CommonFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
+class CompletionFields(CommonFields, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """Messages for the model's chat template."""
+
+    messages: list[dict[str, str]]
+
+
+Prompt = Chat | str | list[int]
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asked for, checked; the same for both endpoints.
+
+    Args:
+        prompt: a chat, a text, or token ids.
+        max_tokens: None where the client left it out.
+    """
+
+    prompt: Prompt
+    max_tokens: int | None
+    sampling: Sampling
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    is_streamed: bool
+    include_usage: bool
+
+    @property
+    def prompt_param(self) -> str:
+        """The API's name of the prompt's field."""
+        return "messages" if isinstance(self.prompt, Chat) else "prompt"
+
+
+Fields = TypeVar("Fields", bound=CommonFields)
+
+
+def parse_chat(body: bytes, model: str) -> Generation:
+    """Check a body of /v1/chat/completions.
+
+    Raises:
+        ApiError: 400 naming the field, or 404 for a model that is not `model`.
+    """
+    fields = _read(body, ChatFields, model)
+    return _generation(fields, prompt=Chat([message.for_template() for message in fields.messages]))
+
+
+def parse_completion(body: bytes, model: str) -> Generation:
+    """Check a body of /v1/completions.
+
+    Raises:
+        ApiError: 400 naming the field, or 404 for a model that is not `model`.
+    """
+    fields = _read(body, CompletionFields, model)
+    return _generation(fields, prompt=_one_prompt(fields.prompt))
+
+
+def _read(body: bytes, kind: type[Fields], model: str) -> Fields:
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"The body is no valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    try:
+        fields = msgspec.convert(_without_no_ops(document, kind), kind)
+    except msgspec.ValidationError as error:
+        raise _named(error) from None
+    if fields.model != model:
+        message = f"The model {fields.model!r} does not exist; this fleet serves {model!r}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return fields
+
+
+def _without_no_ops(document: dict[str, Any], kind: type[CommonFields]) -> dict[str, Any]:
+    """The document without what asks for nothing: null for an optional field, and NO_OPS at their value."""
+    asked = _drop(_without_nulls(document, kind), NO_OPS, where="")
+    if isinstance(options := asked.get("stream_options"), dict):
+        options = _without_nulls(options, StreamOptions)
+        asked["stream_options"] = _drop(options, STREAM_NO_OPS, where="stream_options.")
+    if isinstance(messages := asked.get("messages"), list):
+        asked["messages"] = [
+            _drop(message, MESSAGE_NO_OPS, where=f"messages[{idx}].") if isinstance(message, dict) else message
+            for idx, message in enumerate(messages)
+        ]
+    return asked
+
+
+def _without_nulls(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    known = kind.__struct_fields__
+    return {name: value for name, value in fields.items() if value is not None or name not in known}
+
+
+def _drop(fields: dict[str, Any], no_ops: Mapping[str, tuple[object, ...]], *, where: str) -> dict[str, Any]:
+    kept = {}
+    for name, value in fields.items():
+        if name not in no_ops:
+            kept[name] = value
+        elif not any(value == no_op and isinstance(value, bool) == isinstance(no_op, bool) for no_op in no_ops[name]):
+            raise refused_field(where + name, "this value is not supported by this fleet; leave the field out")
+    return kept
+
+
+def _named(error: msgspec.ValidationError) -> ApiError:
+    """The refusal of a document that does not fit, with the field that msgspec names in its text."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    if missing := re.search(r"missing required field `(.+)`", text):
+        return refused_field(f"{path}.{missing[1]}".lstrip("."), "is required")
+    if unknown := re.search(r"contains unknown field `(.+)`", text):
+        return refused_field(f"{path}.{unknown[1]}".lstrip("."), "is not a field that this fleet knows")
+    return refused_field(path or None, text)
+
+
+def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
+    """A text or token ids; a list of one of them is that one."""
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise refused_field("prompt", f"{len(prompt)} prompts in one request are not supported; send one each")
+        return _one_prompt(prompt[0])
+    try:
+        ids: list[int] = msgspec.convert(prompt, Annotated[list[TokenId], Meta(min_length=1)])
+        return ids
+    except msgspec.ValidationError:
+        raise refused_field("prompt", "must be a text or a list of one or more token ids") from None
+
+
+def _generation(fields: CommonFields, *, prompt: Prompt) -> Generation:
+    if fields.stream_options is not None and not fields.stream:
+        raise refused_field("stream_options", "is only allowed when stream is true")
+    return Generation(
+        prompt=prompt,
+        max_tokens=_max_tokens(fields),
+        sampling=_sampling(fields),
+        stop=_stop_strings(fields.stop),
+        stop_token_ids=tuple(fields.stop_token_ids),
+        ignore_eos=fields.ignore_eos,
+        is_streamed=fields.stream,
+        include_usage=fields.stream_options is not None and fields.stream_options.include_usage,
+    )
+
+
+def _max_tokens(fields: CommonFields) -> int | None:
+    given = {fields.max_tokens, fields.max_completion_tokens} - {None}
+    if len(given) > 1:
+        message = f"{fields.max_completion_tokens} contradicts max_tokens {fields.max_tokens}; send one of them"
+        raise refused_field("max_completion_tokens", message)
+    return next(iter(given), None)
+
+
+def _sampling(fields: CommonFields) -> Sampling:
+    return Sampling(
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=max(fields.top_k, 0),
+        min_p=fields.min_p,
+        seed=secrets.randbits(64) if fields.seed is None else fields.seed & MASK_64,
+    )
+
+
+def _stop_strings(stop: str | list[str]) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise refused_field("stop", f"{len(strings)} strings are more than {MAX_STOP_STRINGS}")
+    if "" in strings:
+        raise refused_field("stop", "an empty string would stop before the first token")
+    return strings

@@ -1,0 +1,98 @@
+"""A gateway on a free port, with fake ranks behind the real wire, and the official client in front."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from pegahpc.config import FleetConfig, compose_fleet
+from pegahpc.gateway.app import make_app
+from pegahpc.wire.keys import FleetSecret
+from tests.gateway.fake_engine import FakeEngine
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+
+@dataclass
+class Served:
+    """A running gateway and its two sides."""
+
+    app: web.Application
+    runner: web.AppRunner
+    engines: list[FakeEngine]
+    url: str
+    key: str
+    http: aiohttp.ClientSession
+    client: openai.AsyncOpenAI
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.engines[0]
+
+    async def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+        async with self.http.post(self.url + path, json=body) as response:
+            return response.status, await response.json()
+
+    async def chat(self, **fields: object) -> tuple[int, dict[str, Any]]:
+        body = {"model": "tiny-moe", "messages": [{"role": "user", "content": "hi"}], **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, **fields: object) -> tuple[int, dict[str, Any]]:
+        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": "hi", **fields})
+
+
+Serve = Callable[..., contextlib.AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture(scope="session")
+def fleet_of() -> Callable[..., FleetConfig]:
+    def compose(*overrides: str) -> FleetConfig:
+        return compose_fleet(["gateway.stall_s=2.0", "fleet.drain_timeout_s=2.0", *overrides])
+
+    return compose
+
+
+@pytest.fixture
+def serve(fleet_of: Callable[..., FleetConfig]) -> Serve:
+    @contextlib.asynccontextmanager
+    async def started(*overrides: str, num_ranks: int = 1) -> AsyncIterator[Served]:
+        secret = FleetSecret.create()
+        engines = [FakeEngine(rank, secret) for rank in range(num_ranks)]
+        app = make_app(fleet_of(*overrides), secret, [engine.endpoint for engine in engines])
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            headers = {"Authorization": f"Bearer {secret.api_key}"}
+            async with (
+                aiohttp.ClientSession(headers=headers) as http,
+                openai.AsyncOpenAI(base_url=url + "/v1", api_key=secret.api_key, max_retries=0) as client,
+            ):
+                yield Served(app, runner, engines, url, secret.api_key, http, client)
+        finally:
+            await runner.cleanup()
+            for engine in engines:
+                engine.close()
+
+    return started
+
+
+@pytest.fixture
+async def served(serve: Serve) -> AsyncIterator[Served]:
+    async with serve() as gateway:
+        yield gateway

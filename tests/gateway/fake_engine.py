@@ -1,0 +1,126 @@
+"""A rank that speaks the real wire from a thread and says what a test tells it to say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from pegahpc.wire.keys import FleetSecret
+from pegahpc.wire.messages import (
+    HEARTBEAT_S,
+    Abort,
+    Aborted,
+    Attach,
+    Finished,
+    Load,
+    Request,
+    RequestUpdate,
+    Scheduled,
+    StepOutputs,
+    decode_to_rank,
+    encode,
+)
+from pegahpc.wire.sockets import RankSocket
+
+IDLE = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=100)
+Script = Callable[[Request], Sequence[RequestUpdate]]
+
+
+def updates_for(request: Request, steps: Sequence[Sequence[int]], reason: str = "stop") -> list[RequestUpdate]:
+    """One update a step, the terminal in the last; the counts are those of a correct engine."""
+    updates = [RequestUpdate(id=request.id, tokens=list(tokens)) for tokens in steps] or [RequestUpdate(id=request.id)]
+    updates[0].scheduled = Scheduled(queued_at_s=1.0, scheduled_at_s=1.5)
+    updates[-1].terminal = Finished(
+        reason="stop" if reason == "stop" else "length",
+        prompt_tokens=len(request.prompt_tokens),
+        completion_tokens=sum(map(len, steps)),
+    )
+    return updates
+
+
+class FakeEngine:
+    """Answers each request with what `script` says, one message an update; requests and aborts are kept.
+
+    Set `is_frozen` to stop its pulse, `load` to what it reports, `holds` to answer nothing but the first update.
+    """
+
+    def __init__(self, rank: int, secret: FleetSecret) -> None:
+        self.rank = rank
+        self.requests: list[Request] = []
+        self.aborts: list[str] = []
+        self.load = IDLE
+        self.is_frozen = False
+        self.is_holding = False
+        self.pause_s = 0.0
+        self.script: Script = lambda request: updates_for(request, [[2]])
+        self._secret = secret
+        self._open: set[str] = set()
+        self._step = 0
+        self._is_ready = threading.Event()
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"fake-rank-{rank}")
+        self._thread.start()
+        assert self._is_ready.wait(10)
+
+    def close(self) -> None:
+        self._is_stopping.set()
+        self._thread.join()
+
+    def wait_for_abort(self, request_id: str, within_s: float = 5.0) -> None:
+        deadline = time.monotonic() + within_s
+        while request_id not in self.aborts:
+            assert time.monotonic() < deadline, f"no abort of {request_id} within {within_s} s"
+            time.sleep(0.005)
+
+    def wait_for_request(self, num_requests: int = 1, within_s: float = 5.0) -> Request:
+        deadline = time.monotonic() + within_s
+        while len(self.requests) < num_requests:
+            assert time.monotonic() < deadline, f"no request within {within_s} s"
+            time.sleep(0.005)
+        return self.requests[num_requests - 1]
+
+    def _run(self) -> None:
+        with RankSocket("127.0.0.1", self._secret) as self._socket:
+            self.endpoint = self._socket.endpoint
+            self._client = b""
+            self._is_ready.set()
+            said_s = time.monotonic()
+            while not self._is_stopping.is_set():
+                self._socket.wait(10)
+                while (received := self._socket.receive()) is not None:
+                    self._client = received[0]
+                    self._take(received[1])
+                if time.monotonic() - said_s > HEARTBEAT_S / 4:
+                    said_s = time.monotonic()
+                    self._say([])
+
+    def _take(self, payload: bytes) -> None:
+        match decode_to_rank(payload):
+            case Attach():
+                self._say([])
+            case Abort(id=request_id):
+                self.aborts.append(request_id)
+                if request_id in self._open:
+                    self._open.discard(request_id)
+                    self._say([RequestUpdate(id=request_id, terminal=Aborted())])
+            case Request() as request:
+                self.requests.append(request)
+                self._open.add(request.id)
+                if not self.is_frozen:
+                    self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        updates = self.script(request)
+        for update in updates[: -1 if self.is_holding else None]:
+            time.sleep(self.pause_s)
+            self._say([update])
+            if update.terminal is not None:
+                self._open.discard(request.id)
+
+    def _say(self, updates: list[RequestUpdate]) -> None:
+        if self._client and not self.is_frozen:
+            self._step += 1
+            self._socket.send(
+                self._client, encode(StepOutputs(rank=self.rank, step=self._step, load=self.load, updates=updates))
+            )
