@@ -97,11 +97,19 @@ class Checkpoint:
 
 
 def show(answers: list[Answer]) -> None:
-    """Print one line an answer."""
-    table = Table("prompt", "answer", "tokens", "tokens a forward", "verdict")
+    """Print one line an answer; tokens are counted in all and for each forward of the main layers."""
+    table = Table()
+    for heading, max_width in (
+        ("prompt", 28),
+        ("answer", 28),
+        ("tokens", None),
+        ("a forward", None),
+        ("verdict", None),
+    ):
+        table.add_column(heading, max_width=max_width, no_wrap=max_width is not None, overflow="ellipsis")
     for answer in answers:
         rate = f"{answer.num_tokens / answer.num_forwards:.2f}"
-        table.add_row(answer.prompt.text, answer.text, str(answer.num_tokens), rate, answer.complaint or "good")
+        table.add_row(answer.prompt.text, answer.text.strip(), str(answer.num_tokens), rate, answer.complaint or "good")
     Console(markup=False).print(table)
 
 
