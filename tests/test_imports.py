@@ -10,9 +10,13 @@ import pytest
 HEAVY = ("torch", "transformers")
 LIGHT = (
     "pegahpc.atomic",
+    "pegahpc.checkpoint.manifest",
     "pegahpc.config",
     "pegahpc.gateway.app",
+    "pegahpc.gateway.main",
     "pegahpc.launch.cli",
+    "pegahpc.launch.tray",
+    "pegahpc.models.lines",
     "pegahpc.plan",
     "pegahpc.rank",
     "pegahpc.wire.messages",
