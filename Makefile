@@ -54,7 +54,7 @@ clean:
 # torch comes first and without its pin, so that another one stays: pip leaves alone what satisfies pyproject.toml.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pegahpc needs Python 3.11 or later: make PYTHON=...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	grep -v '^torch==' constraints.txt > $(PINS)
 	$(PIP) '$(TORCH)'
 	$(PIP) --editable .
