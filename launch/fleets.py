@@ -1,0 +1,90 @@
+"""The registry: which fleets a home has, which of them truly live, and what the dead left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pegahpc.config import ConfigError
+from pegahpc.launch import claim
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.journal import add_event
+from pegahpc.launch.record import FleetRecord, read_record, write_record
+
+DEFAULT_NAME = "pegahpc"
+KILL_BOUND_S = 5.0
+
+
+def find_home(home: str | None, environment: Mapping[str, str]) -> Path:
+    """The home that conf/config.yaml would choose: given, else $PEGAHPC_HOME, else ~/.pegahpc."""
+    return Path(os.path.expanduser(home or environment.get("PEGAHPC_HOME") or "~/.pegahpc")).absolute()
+
+
+def all_fleets(home: Path) -> list[FleetRecord]:
+    """The records of all fleets of a home, by name, with the dead found out."""
+    folders = sorted(path.parent for path in home.glob("fleets/*/record.json"))
+    return [record for folder in folders if (record := look(folder)) is not None]
+
+
+def one_fleet(home: Path, name: str | None) -> FleetRecord:
+    """The named fleet; without a name the only one that lives, else the one called `pegahpc`.
+
+    Raises:
+        ConfigError: there is no such fleet, or several could be meant.
+    """
+    if name is None:
+        live = [record.name for record in all_fleets(home) if record.is_live]
+        if len(live) > 1:
+            raise ConfigError(f"fleet.name: {len(live)} fleets live in {home}: say --name {' or --name '.join(live)}")
+        name = live[0] if live else DEFAULT_NAME
+    record = look(home / "fleets" / name)
+    if record is None:
+        raise ConfigError(f"fleet.name: no fleet {name!r} in {home}; start one with: pegahpc up --name {name}")
+    return record
+
+
+def look(folder: Path) -> FleetRecord | None:
+    """A fleet's record. One that says it lives, though its processes are gone, is corrected first."""
+    record = read_record(folder)
+    if record is None or not record.is_live or not record.is_here() or claim.holder_of(folder) is not None:
+        return record
+    own = ProcessId.own()
+    try:
+        claim.take(folder, own)  # nobody else may correct it or start anew meanwhile
+    except ConfigError:
+        return read_record(folder)
+    try:
+        return _bury(folder)
+    finally:
+        claim.release(folder, own)
+
+
+def kill_survivors(record: FleetRecord) -> list[str]:
+    """Kill what still runs of a fleet whose launcher is gone; names of those that would not go."""
+    for _, process in record.survivors():
+        process.signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + KILL_BOUND_S
+    while (left := record.survivors()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return [f"{who} (pid {process.pid})" for who, process in left]
+
+
+def _bury(folder: Path) -> FleetRecord | None:
+    record = read_record(folder)
+    if record is None or not record.is_live:
+        return record
+    was = record.state
+    left = kill_survivors(record)
+    record.state = "failed"
+    record.reason = (
+        f"launcher (pid {record.launcher.pid}) was killed, or the machine restarted, while the fleet was {was}"
+    )
+    if left:
+        record.reason += f"; still running: {', '.join(left)}"
+    record.ended_at = time.time()
+    write_record(folder, record)
+    add_event(folder, "failed", reason=record.reason)
+    return record

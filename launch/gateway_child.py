@@ -1,0 +1,85 @@
+"""The gateway as a child of the head tray: start, wait for its port, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import msgspec
+
+from pegahpc.launch.boot import FleetBoot, GatewayBoot, Listening
+from pegahpc.launch.children import Child, clean_environment, last_line
+from pegahpc.launch.journal import log_path
+
+LISTEN_TIMEOUT_S = 60.0
+POLL_S = 0.02
+
+
+class GatewayError(RuntimeError):
+    """The gateway did not come up; the message says why."""
+
+
+class GatewayChild:
+    """One gateway process."""
+
+    def __init__(self, boot: FleetBoot, endpoints: list[str]) -> None:
+        fleet = boot.fleet
+        self._boot = GatewayBoot(
+            fleet=fleet,
+            endpoints=endpoints,
+            secret_path=str(boot.secret_path),
+            host=fleet.gateway.host or boot.bind_host,
+            port=fleet.gateway.port,
+            server_name=fleet.fleet.name,
+        )
+        self.child = Child.spawn(
+            "gateway",
+            boot.programs.gateway,
+            environment=clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface),
+            log_path=log_path(boot.folder, "gateway"),
+            has_output=True,
+        )
+
+    async def listen(self) -> str:
+        """Hand over the document and wait for the port; the URL that ends in /v1.
+
+        Raises:
+            GatewayError: the gateway ended instead, or said something else, or took too long.
+        """
+        await asyncio.to_thread(self.child.hand_over, msgspec.msgpack.encode(self._boot))
+        assert self.child.process.stdout is not None
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(self.child.process.stdout.readline), LISTEN_TIMEOUT_S)
+            said = msgspec.json.decode(line, type=Listening)
+        except TimeoutError:
+            raise GatewayError(f"the gateway did not listen within {LISTEN_TIMEOUT_S:g} s") from None
+        except msgspec.DecodeError:
+            await self.ended(5.0)
+            raise GatewayError(last_line(self.child.log_path) or self.child.describe()) from None
+        host = "127.0.0.1" if said.host in ("0.0.0.0", "::") else said.host
+        return f"http://{host}:{said.port}/v1"
+
+    async def ended(self, timeout_s: float | None = None) -> bool:
+        """Wait for the process's end; False when it still runs after `timeout_s`."""
+        return await has_ended(self.child, timeout_s)
+
+    async def drain(self, bound_s: float) -> str:
+        """Ask for the end and wait for it; what had to be cut, or nothing."""
+        self.child.signal(signal.SIGTERM)
+        if await self.ended(bound_s):
+            return "" if self.child.exit_code == 0 else self.child.describe()
+        self.child.signal(signal.SIGKILL)
+        await self.ended(5.0)
+        return f"the gateway still had work after {bound_s:g} s and was killed"
+
+
+async def has_ended(child: Child, timeout_s: float | None = None) -> bool:
+    """Wait for a child's end, reaping it; False when it still runs after `timeout_s` (None: no bound)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while child.is_alive:
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return False
+    return True

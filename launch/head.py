@@ -1,0 +1,255 @@
+"""The fleet monitor of tray 0: meet, load, serve, drain; or name what failed and end everything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pegahpc.launch.boot import FleetBoot
+from pegahpc.launch.gateway_child import GatewayChild, GatewayError
+from pegahpc.launch.journal import log_path
+from pegahpc.launch.keeper import RecordKeeper
+from pegahpc.launch.losses import Losses
+from pegahpc.launch.messages import (
+    DEATH,
+    HEARTBEAT_S,
+    REFUSAL,
+    TRAY_GONE,
+    Go,
+    Heartbeat,
+    Kill,
+    Loss,
+    Progress,
+    Ready,
+    Stop,
+    Store,
+    TrayToHead,
+    World,
+)
+from pegahpc.launch.record import FleetRecord, GatewayEntry, RankEntry
+from pegahpc.launch.rendezvous import Rendezvous
+from pegahpc.launch.watchdog import Watchdog
+from pegahpc.wire.keys import FleetSecret
+
+log = logging.getLogger(__name__)
+
+KILL_BOUND_S = 5.0  # for all trays to have reaped their ranks
+LEAVE_BOUND_S = 15.0  # for all ranks to leave through the chain
+GATEWAY_MARGIN_S = 5.0  # over fleet.drain_timeout_s, before the gateway is killed
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a fleet ended."""
+
+    state: Literal["ended", "failed"]
+    reason: str
+
+
+class Head:
+    """Runs one fleet from the rendezvous to the end."""
+
+    def __init__(self, boot: FleetBoot, record: FleetRecord) -> None:
+        self._boot = boot
+        topology = boot.fleet.topology
+        record.ranks = [
+            RankEntry(rank=rank, tray=rank // topology.ranks_per_tray, log=str(log_path(boot.folder, f"rank {rank}")))
+            for rank in range(topology.world_size)
+        ]
+        self._keeper = RecordKeeper(boot.folder, record)
+        self._losses = Losses()
+        self._watchdog = Watchdog(boot.fleet.gateway.stall_s * 0.7)  # the rest is for naming and teardown
+        self._num_ready = 0
+        self._all_ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._is_leaving = False
+        self._late: list[str] = []  # what failed on the way out
+        self._gateway: GatewayChild | None = None
+        self._server = Rendezvous(
+            secret=FleetSecret.load(boot.secret_path),
+            fingerprint=boot.fingerprint,
+            num_trays=topology.num_trays,
+            ranks_per_tray=topology.ranks_per_tray,
+            on_message=self._hear,
+            on_gone=self._tray_gone,
+        )
+
+    def stop(self) -> None:
+        """Drain and end; before the fleet is ready: end."""
+        self._stop.set()
+
+    def lose(self, loss: Loss) -> None:
+        """Note a loss that this process saw itself."""
+        self._losses.add(loss)
+
+    async def run(self) -> int:
+        """Serve until stopped or failed; the exit code of the head tray."""
+        writer = asyncio.create_task(self._keeper.write_until_closed())
+        try:
+            async with self._server.open(self._boot.bind_host) as address:
+                self._keeper.record.rendezvous = address
+                self._keeper.touch()
+                ending = await self._live()
+                await self._tear_down(ending)
+        finally:
+            self._keeper.close()
+            await writer
+        return 0 if ending.state == "ended" else 1
+
+    async def _live(self) -> Ending:
+        """The fleet's life or its first loss, whichever ends first."""
+        life = asyncio.create_task(self._start_and_serve())
+        culprit = asyncio.create_task(self._losses.culprit())
+        try:
+            await asyncio.wait({life, culprit}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                return life.result()
+            loss = await culprit
+            return Ending("failed", self._sentence(loss))
+        except (TimeoutError, GatewayError) as error:
+            return Ending("failed", str(error))
+        finally:
+            for task in (life, culprit):
+                task.cancel()
+            await asyncio.gather(life, culprit, return_exceptions=True)
+
+    async def _start_and_serve(self) -> Ending:
+        if not await self._unless_stopped(self._start()):
+            return Ending("ended", "stopped before it was ready")
+        watch = asyncio.create_task(self._watch())
+        try:
+            await self._stop.wait()
+            return Ending("ended", await self._drain())
+        finally:
+            watch.cancel()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do some work unless the fleet is stopped meanwhile; whether it was done."""
+        doing, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({doing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+            return doing.done()
+        finally:
+            doing.cancel()
+            stopped.cancel()
+            await asyncio.gather(doing, stopped, return_exceptions=True)
+
+    async def _start(self) -> None:
+        bounds = self._boot.fleet.fleet
+        records = await self._server.gather(bounds.rendezvous_timeout_s)
+        for tray, hello in sorted(self._server.hellos.items()):
+            self._keeper.welcome(tray, hello)
+        self._server.broadcast(World(records=records))
+        self._keeper.enter("loading")
+        try:
+            await asyncio.wait_for(self._all_ready.wait(), bounds.ready_timeout_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"fleet.ready_timeout_s: {self._not_ready()} after {bounds.ready_timeout_s:g} s"
+            ) from None
+        self._server.broadcast(Go())
+        self._gateway = GatewayChild(self._boot, [record.wire_endpoint for record in records])
+        entry = GatewayEntry(process=self._gateway.child.id)
+        self._keeper.record.gateway = entry
+        entry.url = await self._gateway.listen()
+        self._keeper.enter("ready")
+
+    def _not_ready(self) -> str:
+        waiting = [entry for entry in self._keeper.record.ranks if entry.stage != "ready"]
+        return "not ready: " + ", ".join(f"rank {entry.rank} ({entry.stage} {entry.progress:.0%})" for entry in waiting)
+
+    async def _watch(self) -> None:
+        """Look after the gateway's process and the ranks' progress."""
+        assert self._gateway is not None
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if not self._gateway.child.is_alive and not self._stop.is_set():
+                how = self._gateway.child.describe()
+                self._losses.add(Loss(reason=f"{how}; log: {self._gateway.child.log_path}", weight=DEATH))
+                return
+            if culprit := self._watchdog.verdict(time.monotonic()):
+                self._losses.add(Loss(rank=culprit[0], reason=culprit[1], weight=DEATH))
+                return
+
+    async def _drain(self) -> str:
+        """Let running work finish, then let the ranks leave together; what to say about it."""
+        assert self._gateway is not None
+        self._keeper.enter("draining")
+        cut = await self._gateway.drain(self._boot.fleet.fleet.drain_timeout_s + GATEWAY_MARGIN_S)
+        self._is_leaving = True
+        self._server.broadcast(Stop())
+        if not await self._trays_gone(LEAVE_BOUND_S):
+            self._late.append(f"ranks of {self._still_there()} had not left after {LEAVE_BOUND_S:g} s and were killed")
+        return "; ".join(["drained", *([cut] if cut else []), *self._late])
+
+    async def _tear_down(self, ending: Ending) -> None:
+        """End everything that is left, and write the ending."""
+        self._is_leaving = True
+        if ending.state == "failed":
+            log.error("the fleet failed: %s", ending.reason)
+            self._keeper.enter("failed", ending.reason)
+        if self._gateway is not None:
+            self._gateway.child.process.kill()
+            await self._gateway.ended(KILL_BOUND_S)
+        self._server.broadcast(Kill())
+        if not await self._trays_gone(KILL_BOUND_S):
+            log.error("still there after %g s: %s", KILL_BOUND_S, self._still_there())
+        if ending.state == "ended":
+            self._keeper.enter("ended", ending.reason)
+
+    async def _trays_gone(self, bound_s: float) -> bool:
+        try:
+            async with asyncio.timeout(bound_s):
+                while self._server.connected:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            return False
+        return True
+
+    def _still_there(self) -> str:
+        return ", ".join(f"tray {tray}" for tray in sorted(self._server.connected))
+
+    def _hear(self, tray: int, message: TrayToHead) -> None:
+        match message:
+            case Progress():
+                self._keeper.note_progress(message)
+            case Ready():
+                self._num_ready += 1
+                if self._num_ready == self._boot.fleet.topology.world_size:
+                    self._all_ready.set()
+            case Store():
+                self._server.broadcast(message)
+            case Heartbeat():
+                for pulse in message.pulses:
+                    self._watchdog.note(pulse, time.monotonic())
+                    self._keeper.note_pulse(pulse)
+            case Loss() if self._is_leaving:
+                self._late.append(self._sentence(message))
+            case Loss():
+                self._losses.add(message)
+
+    def _tray_gone(self, tray: int) -> None:
+        if self._is_leaving:
+            return
+        hello = self._server.hellos[tray]
+        ranks = f"ranks {hello.first_rank}..{hello.first_rank + hello.num_ranks - 1}"
+        who = f"tray {tray} (pid {hello.process.pid}, host {hello.host}, {ranks})"
+        self._losses.add(Loss(reason=f"{who} is gone: its connection closed", weight=TRAY_GONE))
+
+    def _sentence(self, loss: Loss) -> str:
+        """A loss in one line; what a user can mend comes first."""
+        if loss.rank is None:
+            return loss.reason
+        entry = self._keeper.record.ranks[loss.rank]
+        if loss.weight == REFUSAL:
+            return f"{loss.reason} (rank {loss.rank}; log: {entry.log})"
+        pid = loss.pid or (entry.process.pid if entry.process else 0)
+        who = f"rank {loss.rank} (tray {entry.tray}, host {entry.host or self._keeper.record.host}, pid {pid})"
+        when = f"step {entry.step}" if entry.stage == "ready" else f"stage {entry.stage}"
+        return f"{who} {loss.reason}; last seen at {when}; log: {entry.log}"

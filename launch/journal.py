@@ -1,0 +1,29 @@
+"""Logs whose lines begin with the time, so that they can be merged, and the fleet's event log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+TIME = "%Y-%m-%dT%H:%M:%S"
+
+
+def configure_logging() -> None:
+    """Log to standard error, which is this process's file under logs/."""
+    logging.basicConfig(level=logging.INFO, format=LINE, datefmt=TIME, force=True)
+
+
+def log_path(folder: Path, who: str) -> Path:
+    """Where a process of the fleet logs: `rank 3` -> logs/rank-3.log."""
+    return folder / "logs" / f"{who.replace(' ', '-')}.log"
+
+
+def add_event(folder: Path, event: str, **facts: object) -> None:
+    """Append one JSON line to events.jsonl; lines are short, so appends of several processes do not mix."""
+    line = msgspec.json.encode({"time": round(time.time(), 3), "event": event} | facts)
+    with open(folder / "events.jsonl", "ab") as file:
+        file.write(line + b"\n")

@@ -1,0 +1,174 @@
+"""cluster=local: one process that spawns the tray processes here, waits for them, and proves that nothing is left.
+
+`pegahpc up` does this itself; `pegahpc up --detach` starts this module in a session of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from pegahpc.launch import claim
+from pegahpc.launch.boot import FleetBoot, TrayBoot
+from pegahpc.launch.children import Child, adopt_orphans, clean_environment, last_line
+from pegahpc.launch.fleets import kill_survivors
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.journal import add_event, configure_logging, log_path
+from pegahpc.launch.record import FleetRecord, read_record, write_record
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+END_TOGETHER_S = 8.0  # after one tray ended, for the others to follow
+DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
+DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LocalLauncher:
+    """Parent of all trays of one fleet."""
+
+    def __init__(self, boot: FleetBoot) -> None:
+        self._boot = boot
+        self._trays: list[Child] = []
+        self._is_draining = self._is_killed = False
+        self._deadline_s = float("inf")
+
+    def run(self, on_tick: Callable[[FleetRecord], None]) -> FleetRecord:
+        """Start the trays and stay until the last has ended; the final record.
+
+        Args:
+            on_tick: called about ten times a second with the newest record.
+        """
+        adopt_orphans()
+        self._listen_to_signals()
+        try:
+            self._trays = [self._spawn(tray) for tray in range(self._boot.fleet.topology.num_trays)]
+            self._wait(on_tick)
+        finally:
+            self._kill()
+            record = self._close()
+        on_tick(record)
+        return record
+
+    def drain(self, *_: object) -> None:
+        """Let the fleet finish its work and leave; asked a second time: end it now."""
+        if self._is_draining:
+            self.end_now()
+            return
+        self._is_draining = True
+        self._deadline_s = time.monotonic() + self._boot.fleet.fleet.drain_timeout_s + DRAIN_MARGIN_S
+        if self._trays:
+            self._trays[0].signal(signal.SIGTERM)
+
+    def end_now(self, *_: object) -> None:
+        """Kill the trays; their ranks and the gateway die with them."""
+        self._is_killed = True
+        self._deadline_s = 0.0
+
+    def _listen_to_signals(self) -> None:
+        for signum in DRAIN_SIGNALS:
+            signal.signal(signum, self.drain)
+        signal.signal(signal.SIGQUIT, self.end_now)
+
+    def _spawn(self, tray: int) -> Child:
+        fleet = self._boot.fleet
+        child = Child.spawn(
+            f"tray {tray}",
+            self._boot.programs.tray,
+            environment=clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface),
+            log_path=log_path(self._boot.folder, f"tray {tray}"),
+            death_signal=signal.SIGTERM,  # the head writes down why the fleet ends
+            own_session=True,
+        )
+        child.hand_over(msgspec.msgpack.encode(TrayBoot(boot=self._boot, tray=tray, parent=os.getpid())))
+        return child
+
+    def _wait(self, on_tick: Callable[[FleetRecord], None]) -> None:
+        """Until all trays have ended, or one has and the others do not follow, or the head is frozen."""
+        changed_s, updated_at = time.monotonic(), 0.0
+        while any([tray.is_alive for tray in self._trays]) and time.monotonic() < self._deadline_s:
+            if not all([tray.is_alive for tray in self._trays]):
+                self._deadline_s = min(self._deadline_s, time.monotonic() + END_TOGETHER_S)
+            record = self._record()
+            if record.updated_at != updated_at or record.state != "ready":
+                changed_s, updated_at = time.monotonic(), record.updated_at
+            elif time.monotonic() - changed_s > self._boot.fleet.gateway.stall_s:
+                log.error("tray 0 has not written the record for %g s", self._boot.fleet.gateway.stall_s)
+                return
+            on_tick(record)
+            time.sleep(TICK_S)
+
+    def _kill(self) -> None:
+        for tray in self._trays:
+            tray.signal(signal.SIGKILL)
+        for tray in self._trays:
+            tray.process.wait()
+
+    def _close(self) -> FleetRecord:
+        """Reap every descendant, write the ending, give the name back."""
+        record = self._record()
+        ended_by = [tray for tray in self._trays if tray.exit_code]
+        left = kill_survivors(record) if _reap_orphans() else ["a descendant that the record does not name"]
+        self._judge(record, ended_by)
+        if left:
+            record.state, record.reason = "failed", f"{record.reason}; still running: {', '.join(left)}"
+        record.ended_at = time.time()
+        write_record(self._boot.folder, record)
+        add_event(self._boot.folder, record.state, reason=record.reason, left=left)
+        claim.release(self._boot.folder, ProcessId.own())
+        return record
+
+    def _judge(self, record: FleetRecord, ended_by: list[Child]) -> None:
+        """Complete the head's verdict by what only the trays' parent can see."""
+        killed = [tray for tray in ended_by if (tray.exit_code or 0) < 0]
+        if self._is_killed:
+            record.state, record.reason = "ended", "stopped at once"
+        elif time.monotonic() >= self._deadline_s and self._is_draining:
+            record.state, record.reason = "failed", "the fleet did not drain in time and was killed"
+        elif killed and (record.is_live or "its connection closed" in record.reason):
+            record.state, record.reason = "failed", f"{killed[0].describe()}; log: {killed[0].log_path}"
+        elif record.is_live:
+            said = [f"{tray.describe()}: {last_line(tray.log_path)}" for tray in ended_by]
+            record.state, record.reason = "failed", "; ".join(said) or "the trays left without a word"
+
+    def _record(self) -> FleetRecord:
+        record = read_record(self._boot.folder)
+        assert record is not None, "the record was written before the launcher started"
+        return record
+
+
+def _reap_orphans(bound_s: float = 5.0) -> bool:
+    """Wait for adopted descendants, which die with their parents; True when the kernel knows none any more."""
+    deadline_s = time.monotonic() + bound_s
+    while time.monotonic() < deadline_s:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            time.sleep(0.01)
+    return False
+
+
+def main() -> None:
+    """The detached launcher: reads its document, logs to the fleet's folder, runs the fleet."""
+    document = sys.stdin.buffer.read()
+    if not document:
+        raise SystemExit("the caller ended before it said what to do")
+    boot = msgspec.msgpack.decode(document, type=FleetBoot)
+    path = log_path(boot.folder, "launcher")
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), sys.stderr.fileno())
+    configure_logging()
+    record = LocalLauncher(boot).run(lambda _: None)
+    log.info("fleet %s %s: %s", record.name, record.state, record.reason)
+    sys.exit(0 if record.state == "ended" else 1)
+
+
+if __name__ == "__main__":
+    main()

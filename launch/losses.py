@@ -1,0 +1,29 @@
+"""What was lost, and which of several losses is the cause."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pegahpc.launch.messages import Loss
+
+# A rank that is killed makes its peers fail within milliseconds, and their word may come first.
+GRACE_S = 0.3
+
+
+class Losses:
+    """Collects losses; the heaviest of those that arrive together is the culprit."""
+
+    def __init__(self) -> None:
+        self._losses: list[Loss] = []
+        self._has_come = asyncio.Event()
+
+    def add(self, loss: Loss) -> None:
+        """Take in one."""
+        self._losses.append(loss)
+        self._has_come.set()
+
+    async def culprit(self) -> Loss:
+        """Wait for a loss, then a moment longer for a better one."""
+        await self._has_come.wait()
+        await asyncio.sleep(GRACE_S)
+        return max(self._losses, key=lambda loss: loss.weight)  # of equals the first

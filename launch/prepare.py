@@ -1,0 +1,90 @@
+"""From a config to a folder in which a fleet can start: resolved, claimed, with a fresh secret and record."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from pegahpc.config import ConfigError
+from pegahpc.launch import claim
+from pegahpc.launch.boot import FleetBoot, Programs
+from pegahpc.launch.fleets import kill_survivors
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.journal import add_event
+from pegahpc.launch.record import new_record, prepare_folder, read_record, write_record
+from pegahpc.plan import Plan
+from pegahpc.wire.keys import FleetSecret
+
+CLAIM_PATIENCE_S = 5.0  # for a fleet that has ended but whose launcher still tidies up
+
+
+def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -> FleetBoot:
+    """Claim the fleet's name for `launcher` and lay everything out.
+
+    Raises:
+        ConfigError: the home cannot be written, the name is taken, or the gateway's port is.
+    """
+    fleet, folder = plan.fleet, plan.fleet.folder
+    prepare_folder(folder)
+    _claim(folder, launcher)
+    try:
+        _check_port(fleet.gateway.host or "127.0.0.1", fleet.gateway.port)
+        _clear(folder)
+        boot = FleetBoot(
+            fleet=fleet,
+            run_id=secrets.token_hex(8),
+            fingerprint=plan.fingerprint,
+            num_experts=plan.num_experts,
+            programs=programs or Programs(),
+        )
+        FleetSecret.create().save(boot.secret_path)
+        record = new_record(name=fleet.fleet.name, run_id=boot.run_id, model=fleet.model.name, launcher=launcher)
+        record.fingerprint = plan.fingerprint
+        write_record(folder, record)
+        add_event(folder, "starting", run_id=boot.run_id, world_size=fleet.topology.world_size)
+        return boot
+    except BaseException:
+        claim.release(folder, launcher)
+        raise
+
+
+def _claim(folder: Path, launcher: ProcessId) -> None:
+    deadline_s = time.monotonic() + CLAIM_PATIENCE_S
+    while True:
+        try:
+            claim.take(folder, launcher)
+            return
+        except ConfigError:
+            record = read_record(folder)
+            if record is None or record.is_live or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.05)
+
+
+def _clear(folder: Path) -> None:
+    """End what an earlier fleet left running, and put its logs aside."""
+    record = read_record(folder)
+    if record is not None and (left := kill_survivors(record)):
+        raise ConfigError(f"fleet.name: of the fleet before this one still runs: {', '.join(left)}")
+    logs, previous = folder / "logs", folder / "logs.previous"
+    if logs.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        logs.rename(previous)
+    logs.mkdir(mode=0o700)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse now what the gateway would find out only after the load; its own bind is what counts."""
+    if port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"gateway.port: {host}:{port} cannot be bound ({error.strerror}); choose another, or 0 for any free one"
+            ) from None

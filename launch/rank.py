@@ -1,0 +1,108 @@
+"""A rank process: `python -P -m pegahpc.launch.rank`, started by its tray with a socket as standard input.
+
+In order: bind the request port, meet the others, connect the collectives, load, say ready, step until told to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.journal import configure_logging
+from pegahpc.launch.messages import ERROR, REFUSAL, Pulse, RankRecord
+from pegahpc.launch.rank_link import RankLink
+from pegahpc.wire.keys import FleetSecret
+from pegahpc.wire.sockets import RankSocket
+
+if TYPE_CHECKING:
+    from pegahpc.engine.status import StatusBlock
+    from pegahpc.moe.dispatch import Dispatcher
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run one rank; its last word to the tray is why it ended."""
+    configure_logging()
+    link = RankLink(socket.socket(fileno=0))
+    try:
+        _serve(link)
+    except Exception as error:  # the process's border: everything is logged, told to the tray, and ends the rank
+        log.exception("rank %d failed", link.boot.context.rank)
+        link.complain(*_in_one_line(error))
+        sys.exit(1)
+
+
+def _serve(link: RankLink) -> None:
+    boot, context = link.boot, link.boot.context
+    with RankSocket(context.bind_host, FleetSecret.load(Path(boot.secret_path))) as wire:
+        link.join(
+            RankRecord(rank=context.rank, wire_endpoint=wire.endpoint, device=context.device, process=ProcessId.own())
+        )
+        link.report("boot", 0.0)
+        # torch takes a second or more to import: here, while the trays meet, and never in a tray
+        from pegahpc.engine.build import build_engine
+
+        link.report("rendezvous", 0.0)
+        link.wait_for_world(boot.fleet.fleet.rendezvous_timeout_s)
+        dispatcher = _connect(link)
+        link.report("load", 0.0)
+        engine = build_engine(boot.fleet, context, dispatcher=dispatcher, progress=link.report)
+        link.publish(_pulse_reader(context.rank, engine.status))
+        link.report("ready", 1.0)
+        if link.wait_to_go(boot.fleet.fleet.ready_timeout_s):
+            engine.run(wire, link.is_stopping)
+    log.info("rank %d left with the fleet", context.rank)
+
+
+def _connect(link: RankLink) -> Dispatcher:
+    """The configured dispatcher, joined with its peers on all ranks at once."""
+    fleet, context, num_experts = link.boot.fleet, link.boot.context, link.boot.num_experts
+    if fleet.engine.dispatcher == "local":
+        from pegahpc.moe.dispatch import LocalDispatcher
+
+        return LocalDispatcher(num_experts)
+    from pegahpc.moe.dispatch_torch import TorchDispatcher
+
+    from pegahpc.launch.store import share_store
+
+    timeout_s = fleet.fleet.rendezvous_timeout_s
+    return TorchDispatcher.connect(
+        share_store(link, timeout_s),
+        rank=context.rank,
+        world_size=context.world_size,
+        num_experts=num_experts,
+        timeout_s=timeout_s,
+    )
+
+
+def _pulse_reader(rank: int, status: StatusBlock) -> Callable[[], Pulse]:
+    def read() -> Pulse:
+        return Pulse(
+            rank=rank,
+            step=status.step,
+            exchange=status.exchange,
+            phase=status.phase,
+            waiting_for=status.waiting_for,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+        )
+
+    return read
+
+
+def _in_one_line(error: Exception) -> tuple[str, int]:
+    """Reason and weight: what a user set or gave (a ValueError, a file) stands alone, a fault names its type."""
+    said = " ".join(str(error).split())
+    if isinstance(error, ValueError | FileNotFoundError | PermissionError) and said:
+        return said, REFUSAL
+    return f"{type(error).__name__}: {said}", ERROR
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What the command line prints of plans, fleets and checks: rich tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from pegahpc.launch.record import FleetRecord
+from pegahpc.launch.smoke import Check
+from pegahpc.plan import Plan
+
+COLOURS = {"ready": "green", "failed": "red", "ended": "dim"}
+
+
+def plan_table(plan: Plan) -> Table:
+    """Every rank: where it runs, which experts it holds, what it keeps in memory."""
+    fleet = plan.fleet
+    topology, cluster, engine = fleet.topology, fleet.cluster, fleet.engine
+    table = Table(
+        title=f"{fleet.model.name} ({plan.line}): {topology.num_trays} trays x {topology.ranks_per_tray} ranks"
+        f" = EP{topology.ep_size}, {plan.num_experts} experts",
+        caption=f"dtype {engine.dtype}, dispatcher {engine.dispatcher}, {engine.num_threads} threads a rank,"
+        f" idle wait {engine.idle_wait_ms:g} ms, row invariant {'yes' if engine.row_invariant else 'no'};"
+        f" cache: {plan.num_pages} pages of {engine.page_tokens} tokens, {plan.cache_bytes_per_token} B a token;"
+        f" {plan.num_tensors} tensors a rank; memory here {mebibytes(plan.device_bytes)};"
+        f" fingerprint {plan.fingerprint}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("rank", "tray", "device", "experts", "weights", "cache", "sum"):
+        table.add_column(heading, justify="left" if heading == "device" else "right")
+    for rank in range(topology.world_size):
+        tray, local_rank = divmod(rank, topology.ranks_per_tray)
+        device = cluster.device if cluster.device == "cpu" else f"{cluster.device}:{local_rank}"
+        sizes = (plan.weights_bytes, plan.cache_bytes, plan.weights_bytes + plan.cache_bytes)
+        table.add_row(str(rank), str(tray), device, expert_range(plan, rank), *map(mebibytes, sizes))
+    return table
+
+
+def expert_range(plan: Plan, rank: int) -> str:
+    """The ids of the experts that a rank holds: `4..7`."""
+    if not plan.num_local_experts:
+        return "none"
+    first = rank * plan.num_local_experts
+    return f"{first}..{first + plan.num_local_experts - 1}"
+
+
+def fleets_table(records: Sequence[FleetRecord]) -> Table:
+    """One line for each fleet of a home."""
+    table = Table()
+    for heading in ("fleet", "state", "model", "ranks", "host", "since", "url or reason"):
+        table.add_column(heading, overflow="fold")
+    for record in records:
+        url = record.gateway.url if record.gateway is not None and record.is_live else ""
+        since_s = time.time() - (record.ended_at or record.started_at)
+        table.add_row(
+            record.name,
+            coloured(record.state),
+            record.model,
+            str(len(record.ranks)),
+            record.host,
+            duration(since_s),
+            url or record.reason,
+        )
+    return table
+
+
+def status_table(record: FleetRecord) -> Table:
+    """One line for each rank."""
+    age_s = max(0.0, time.time() - record.updated_at)
+    url = record.gateway.url if record.gateway is not None else "not yet"
+    table = Table(
+        title=f"{record.name}: {coloured(record.state)} {record.reason}",
+        caption=f"gateway {url}; record written {duration(age_s)} ago",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("rank", "tray", "host", "pid", "stage", "step", "running", "waiting", "seen"):
+        table.add_column(heading, justify="left" if heading in ("host", "stage") else "right")
+    for entry in record.ranks:
+        table.add_row(
+            str(entry.rank),
+            str(entry.tray),
+            entry.host,
+            str(entry.process.pid) if entry.process is not None else "",
+            entry.stage if entry.stage == "ready" else f"{entry.stage} {entry.progress:.0%}",
+            str(entry.step),
+            str(entry.num_running),
+            str(entry.num_waiting),
+            f"{entry.last_seen_s + age_s:.1f} s" if record.is_live and entry.stage == "ready" else "",
+        )
+    return table
+
+
+def checks_table(checks: Sequence[Check]) -> Table:
+    """One line for each check of `smoke`."""
+    table = Table()
+    for heading in ("check", "", "found", "ms"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        table.add_row(check.name, "[green]ok[/]" if check.is_ok else "[red]FAILED[/]", check.found, f"{check.ms:.0f}")
+    return table
+
+
+def coloured(state: str) -> str:
+    """A state in its colour."""
+    colour = COLOURS.get(state, "yellow")
+    return f"[{colour}]{state}[/]"
+
+
+def mebibytes(num_bytes: int) -> str:
+    """`12.3 MiB`."""
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `7 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,55 @@
+"""Which rank is to blame when a fleet stands still. Progress, not existence, is health."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pegahpc.launch.messages import Pulse
+
+
+@dataclass
+class Vital:
+    """What is known of one rank; times are the head's monotonic clock."""
+
+    pulse: Pulse
+    heard_s: float  # when the newest status block was made
+    advanced_s: float  # when its step last moved
+
+
+class Watchdog:
+    """Judges the ranks' status blocks against one bound.
+
+    Args:
+        bound_s: how long a rank may be silent, or all may be at the same step.
+    """
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._vitals: dict[int, Vital] = {}
+
+    def note(self, pulse: Pulse, now_s: float) -> None:
+        """Take in one status block."""
+        heard_s = now_s - pulse.age_s
+        known = self._vitals.get(pulse.rank)
+        has_moved = known is None or known.pulse.step != pulse.step or known.pulse.exchange != pulse.exchange
+        self._vitals[pulse.rank] = Vital(pulse, heard_s, now_s if known is None or has_moved else known.advanced_s)
+
+    def verdict(self, now_s: float) -> tuple[int, str] | None:
+        """(rank, reason) of the culprit, or None while all is well.
+
+        A silent rank is frozen. Where all speak and one does not move, the culprit is a rank that waits for nobody.
+        """
+        silent = [vital for vital in self._vitals.values() if now_s - vital.heard_s > self._bound_s]
+        if silent:
+            worst = min(silent, key=lambda vital: vital.heard_s)
+            return worst.pulse.rank, f"has been silent for {now_s - worst.heard_s:.1f} s{_last(worst.pulse)}"
+        stuck = [vital for vital in self._vitals.values() if now_s - vital.advanced_s > self._bound_s]
+        if not stuck:
+            return None
+        worst = min(stuck, key=lambda vital: (bool(vital.pulse.waiting_for), vital.pulse.step, vital.pulse.exchange))
+        return worst.pulse.rank, f"has not moved for {now_s - worst.advanced_s:.1f} s{_last(worst.pulse)}"
+
+
+def _last(pulse: Pulse) -> str:
+    waits = f", waiting for {pulse.waiting_for}" if pulse.waiting_for else ""
+    return f" (step {pulse.step}, exchange {pulse.exchange}, phase {pulse.phase or 'unknown'}{waits})"
