@@ -52,12 +52,16 @@ def main() -> int:
             app = make_app(launch.fleet, FleetSecret.load(Path(launch.secret_path)), launch.endpoints)
             asyncio.run(_serve(app, listener))
     except (ConfigError, msgspec.MsgspecError, OSError) as error:
-        log.error("%s", error)
-        return EXIT_CONFIG
+        return _end_with(EXIT_CONFIG, error)
     except AttachError as error:
-        log.error("%s", error)
-        return EXIT_FAILED
+        return _end_with(EXIT_FAILED, error)
     return 0
+
+
+def _end_with(status: int, error: Exception) -> int:
+    """The log's last line is the reason, and nothing else: the launcher shows it."""
+    print(error, file=sys.stderr)
+    return status
 
 
 def _bind(host: str, port: int) -> socket.socket:

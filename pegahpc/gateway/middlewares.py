@@ -59,6 +59,8 @@ async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _response(error)
     except web.HTTPException as error:
         return _response(_from_aiohttp(request, error))
+    except web.RequestPayloadError as error:
+        return _response(ApiError(400, f"The body cannot be read: {error}", code="invalid_body"))
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception:

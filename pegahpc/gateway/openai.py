@@ -257,12 +257,12 @@ def _named(error: msgspec.ValidationError) -> ApiError:
 
 def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
     """A text or token ids; a list of one of them is that one."""
-    if isinstance(prompt, str):
-        return prompt
-    if prompt and isinstance(prompt[0], (str, list)):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:
             raise refused_field("prompt", f"{len(prompt)} prompts in one request are not supported; send one each")
-        return _one_prompt(prompt[0])
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
     try:
         ids: list[int] = msgspec.convert(prompt, Annotated[list[TokenId], Meta(min_length=1)])
         return ids

@@ -5,6 +5,7 @@ import socket
 
 import aiohttp
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer
 
 from pegahpc.gateway.appkeys import ENGINES
@@ -12,7 +13,7 @@ from tests.gateway.conftest import Serve, Served
 from tests.gateway.fake_engine import updates_for
 
 END = 2
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -190,7 +191,8 @@ async def test_the_request_id_is_the_clients_or_a_new_one(served: Served) -> Non
 async def test_connections_have_nagles_algorithm_off(served: Served) -> None:
     await served.chat()
     assert served.runner.server is not None
-    sockets = [handler.transport.get_extra_info("socket") for handler in served.runner.server.connections]
+    transports = [handler.transport for handler in served.runner.server.connections]
+    sockets = [transport.get_extra_info("socket") for transport in transports if transport is not None]
     assert [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for sock in sockets] == [1]
 
 

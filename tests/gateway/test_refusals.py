@@ -1,0 +1,241 @@
+"""Every refusal has its status, an OpenAI error body, and the name of the field."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from pegahpc.wire.messages import (
+    Aborted,
+    BadRequest,
+    CacheBudget,
+    ContextLength,
+    Draining,
+    Failed,
+    Rejected,
+    Request,
+    RequestUpdate,
+    Terminal,
+)
+from tests.gateway.conftest import Serve, Served
+from tests.gateway.fake_engine import updates_for
+
+HI = {"role": "user", "content": "hi"}
+
+BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [HI, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+    ({"messages": [{**HI, "name": "ann"}]}, "messages[0].name"),
+    ({"messages": [{**HI, "colour": 1}]}, "messages[0].colour"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "7"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1}, "min_p"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 2**80}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [3072]}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"every_word": True}}, "stream_options.every_word"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"user": 7}, "user"),
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": -1}, "frequency_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": "hi"}, "prompt"),
+    ({"no_such_field": None}, "no_such_field"),
+]
+
+BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [3072]}, "prompt"),
+    ({"prompt": [[[1]]]}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"best_of": 2}, "best_of"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"messages": [HI]}, "messages"),
+]
+
+
+def is_openai_error(body: dict[str, Any]) -> bool:
+    return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_field_that_cannot_be_honoured_is_refused_by_name_and_never_reaches_a_rank(served: Served) -> None:
+    for fields, param in BAD_CHAT_FIELDS:
+        status, body = await served.chat(**fields)
+        assert (status, body["error"]["param"]) == (400, param), (fields, body)
+        assert param in body["error"]["message"]
+        assert is_openai_error(body)
+    for fields, param in BAD_COMPLETION_FIELDS:
+        status, body = await served.complete(**fields)
+        assert (status, body["error"]["param"]) == (400, param), (fields, body)
+        assert is_openai_error(body)
+    assert served.engine.requests == []
+
+
+async def test_fields_at_the_value_that_asks_for_nothing_are_accepted(served: Served) -> None:
+    status, body = await served.chat(
+        n=1, best_of=1, presence_penalty=0, frequency_penalty=0.0, logprobs=False, top_logprobs=None, logit_bias={},
+        tools=[], tool_choice="none", response_format={"type": "text"}, echo=False, suffix=None, user="ann",
+        max_tokens=None, stop=None, seed=None, stream_options=None, store=False,
+        messages=[{**HI, "name": None}, {"role": "assistant", "content": "ok", "tool_calls": None, "refusal": None}],
+    )  # fmt: skip
+    assert status == 200, body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b'"x"', b"\xff", b'{"model":NaN}', b'{"a":"\\ud800"}', b"[" * 100_000, b'{"model": 1e999}'],
+)
+async def test_a_body_that_is_no_json_object_is_refused(served: Served, data: bytes) -> None:
+    async with served.http.post(served.url + "/v1/completions", data=data) as response:
+        body = await response.json()
+    assert (response.status, body["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_body_whose_compression_is_broken_is_refused(served: Served) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with served.http.post(served.url + "/v1/completions", data=b"nonsense" * 9, headers=headers) as response:
+        assert response.status == 400
+
+
+async def test_a_required_field_that_is_missing_is_named(served: Served) -> None:
+    for path, body, param in [
+        ("chat/completions", {"messages": [HI]}, "model"),
+        ("chat/completions", {"model": "tiny-moe"}, "messages"),
+        ("completions", {"model": "tiny-moe"}, "prompt"),
+    ]:
+        status, answer = await served.post("/v1/" + path, body)
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert "required" in answer["error"]["message"]
+
+
+async def test_another_model_is_not_found(served: Served) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        await served.client.completions.create(model="gpt-7", prompt="x")
+    assert raised.value.code == "model_not_found"
+    assert raised.value.param == "model"
+    with pytest.raises(openai.NotFoundError):
+        await served.client.models.retrieve("gpt-7")
+
+
+async def test_a_prompt_that_cannot_fit_the_context_is_refused_with_the_numbers(served: Served) -> None:
+    for fields in ({"prompt": [7] * 512}, {"prompt": [7] * 500, "max_tokens": 13}, {"prompt": "a b " * 2000}):
+        status, body = await served.complete(**fields)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert body["error"]["param"] == "prompt"
+        assert "512" in body["error"]["message"]
+    assert served.engine.requests == []
+    status, _ = await served.complete(prompt=[7] * 500, max_tokens=12)
+    assert status == 200
+
+
+async def test_unknown_paths_and_methods_are_openai_errors(served: Served) -> None:
+    async with served.http.get(served.url + "/v1/nothing") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "unknown_url")
+    async with served.http.get(served.url + "/v1/completions") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_a_body_over_the_limit_is_too_large(serve: Serve) -> None:
+    async with serve("gateway.max_body_bytes=2048") as served:
+        status, body = await served.complete(prompt="x" * 3000)
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+TERMINALS: list[tuple[Terminal, int, str]] = [
+    (Rejected(ContextLength(prompt_tokens=5, max_tokens=9, limit=10)), 400, "context_length_exceeded"),
+    (Rejected(CacheBudget(tokens=900, limit=80)), 400, "cache_budget_exceeded"),
+    (Rejected(BadRequest(param="top_k", message="not here")), 400, "invalid_value"),
+    (Rejected(Draining()), 503, "draining"),
+    (Failed("non-finite logits at position 7"), 500, "engine_failed"),
+    (Aborted(), 500, "engine_failed"),
+]
+
+
+@pytest.mark.parametrize(("terminal", "status", "code"), TERMINALS)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_each_terminal_of_the_wire_has_its_status(
+    served: Served, terminal: Terminal, status: int, code: str, is_streamed: bool
+) -> None:
+    served.engine.script = lambda request: [RequestUpdate(id=request.id, terminal=terminal)]
+    got, body = await served.chat(stream=is_streamed)
+    assert (got, body["error"]["code"]) == (status, code)
+    assert is_openai_error(body)
+
+
+async def test_a_failure_after_the_first_token_is_an_event_of_the_stream_and_its_last(served: Served) -> None:
+    def fail(request: Request) -> list[RequestUpdate]:
+        first, *_ = updates_for(request, [[70], [2]])
+        return [first, RequestUpdate(id=request.id, terminal=Failed("non-finite logits at position 7"))]
+
+    served.engine.script = fail
+    served.engine.pause_s = 0.05
+    stream = await served.client.chat.completions.create(
+        model="tiny-moe", messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="non-finite logits at position 7"):
+        async for _ in stream:
+            pass
+    body = {"model": "tiny-moe", "prompt": "x", "stream": True}
+    async with served.http.post(served.url + "/v1/completions", json=body) as response:
+        events = (await response.text()).strip().split("\n\n")
+    assert events[-1].startswith('data: {"error":')
+    assert "data: [DONE]" not in events
+
+
+async def test_an_answer_with_a_hole_in_it_is_an_error_and_not_an_answer(served: Served) -> None:
+    served.engine.script = lambda request: updates_for(request, [[70], [71], [2]])[::2]
+    status, body = await served.chat()
+    assert status == 500
+    assert "lost" in body["error"]["message"]
+
+
+async def test_a_chat_with_a_model_without_a_template_is_refused_clearly(serve: Serve, tmp_path: Any) -> None:
+    from tests.gateway.conftest import TINY
+
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    async with serve(f"model.path={tmp_path}") as served:
+        status, body = await served.chat()
+        assert (status, body["error"]["code"]) == (400, "no_chat_template")
+        assert (await served.complete())[0] == 200
