@@ -36,7 +36,7 @@ class LocalLauncher:
     def __init__(self, boot: FleetBoot) -> None:
         self._boot = boot
         self._trays: list[Child] = []
-        self._is_draining = self._is_killed = False
+        self._is_draining = self._is_killed = self._is_head_frozen = False
         self._deadline_s = float("inf")
 
     def run(self, on_tick: Callable[[FleetRecord], None]) -> FleetRecord:
@@ -99,7 +99,7 @@ class LocalLauncher:
             if record.updated_at != updated_at or record.state != "ready":
                 changed_s, updated_at = time.monotonic(), record.updated_at
             elif time.monotonic() - changed_s > self._boot.fleet.gateway.stall_s:
-                log.error("tray 0 has not written the record for %g s", self._boot.fleet.gateway.stall_s)
+                self._is_head_frozen = True
                 return
             on_tick(record)
             time.sleep(TICK_S)
@@ -120,14 +120,17 @@ class LocalLauncher:
             record.state, record.reason = "failed", f"{record.reason}; still running: {', '.join(left)}"
         record.ended_at = time.time()
         write_record(self._boot.folder, record)
-        add_event(self._boot.folder, record.state, reason=record.reason, left=left)
+        add_event(self._boot.folder, "closed", state=record.state, reason=record.reason, left=left)
         claim.release(self._boot.folder, ProcessId.own())
         return record
 
     def _judge(self, record: FleetRecord, ended_by: list[Child]) -> None:
         """Complete the head's verdict by what only the trays' parent can see."""
         killed = [tray for tray in ended_by if (tray.exit_code or 0) < 0]
-        if self._is_killed:
+        if self._is_head_frozen:
+            frozen = f"tray 0 (pid {self._trays[0].id.pid}) is frozen: it has not written the fleet's record for"
+            record.state, record.reason = "failed", f"{frozen} {self._boot.fleet.gateway.stall_s:g} s"
+        elif self._is_killed:
             record.state, record.reason = "ended", "stopped at once"
         elif time.monotonic() >= self._deadline_s and self._is_draining:
             record.state, record.reason = "failed", "the fleet did not drain in time and was killed"

@@ -67,9 +67,8 @@ def _connect(link: RankLink) -> Dispatcher:
         from pegahpc.moe.dispatch import LocalDispatcher
 
         return LocalDispatcher(num_experts)
-    from pegahpc.moe.dispatch_torch import TorchDispatcher
-
     from pegahpc.launch.store import share_store
+    from pegahpc.moe.dispatch_torch import TorchDispatcher
 
     timeout_s = fleet.fleet.rendezvous_timeout_s
     return TorchDispatcher.connect(

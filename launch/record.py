@@ -101,10 +101,11 @@ class FleetRecord(msgspec.Struct, kw_only=True):
         return self.host == socket.gethostname()
 
     def survivors(self) -> list[tuple[str, ProcessId]]:
-        """Processes of the record that still run on this machine."""
+        """Processes of the record, other than the caller, that still run on this machine."""
         if not self.is_here() or self.boot_id != boot_id():
             return []
-        return [(who, process) for who, process in self.processes() if process.is_alive()]
+        others = [(who, process) for who, process in self.processes() if process.pid != os.getpid()]
+        return [(who, process) for who, process in others if process.is_alive()]
 
 
 def new_record(*, name: str, run_id: str, model: str, launcher: ProcessId) -> FleetRecord:
