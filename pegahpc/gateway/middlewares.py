@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import random
 import re
-import secrets
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -49,7 +49,7 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """On every response, streams included: the client's own X-Request-Id, or a new one."""
     given = request.headers.get("X-Request-Id", "")
-    response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:

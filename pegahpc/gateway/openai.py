@@ -5,8 +5,8 @@ Every field is honoured or refused. `NO_OPS` holds the fields that mean nothing 
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -299,7 +299,7 @@ def _sampling(fields: CommonFields) -> Sampling:
         top_p=fields.top_p,
         top_k=max(fields.top_k, 0),
         min_p=fields.min_p,
-        seed=secrets.randbits(64) if fields.seed is None else fields.seed & MASK_64,
+        seed=random.getrandbits(64) if fields.seed is None else fields.seed & MASK_64,
     )
 
 
