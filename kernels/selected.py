@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 # Importing a module registers its implementations.
-import pegahpc.kernels.grouped_matmul
+import pegahpc.kernels.grouped_swiglu
 import pegahpc.kernels.latent_attention
+import pegahpc.kernels.latent_rows
 import pegahpc.kernels.matmul_rows
+import pegahpc.kernels.native_ops
 import pegahpc.kernels.rms_norm
-import pegahpc.kernels.rope
+import pegahpc.kernels.route_tokens
 import pegahpc.kernels.swiglu  # noqa: F401
 from pegahpc.kernels.registry import Kernel, Place, choose, ops, select
 
@@ -24,21 +24,17 @@ log = logging.getLogger(__name__)
 class Kernels:
     """One function an op; the signatures stand in the modules of that name."""
 
-    grouped_matmul: Kernel
+    grouped_swiglu: Kernel
     latent_attention: Kernel
+    latent_rows: Kernel
     matmul_rows: Kernel
     rms_norm: Kernel
-    rope_interleaved: Kernel
+    route_tokens: Kernel
     silu_and_mul: Kernel
+    weighted_sum: Kernel
 
 
-def select_kernels(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    row_invariant: bool,
-    backends: Mapping[str, str],
-) -> Kernels:
+def select_kernels(place: Place, backends: Mapping[str, str]) -> Kernels:
     """Choose a backend for every op and log the choice.
 
     Args:
@@ -50,7 +46,6 @@ def select_kernels(
     unknown = sorted(set(backends) - set(ops()))
     if unknown:
         raise LookupError(f"no kernel for op {unknown[0]!r}; known ops: {ops()}")
-    place = Place(device=device, dtype=dtype, row_invariant=row_invariant)
     names = {op: choose(op, place, backends.get(op, "auto")) for op in Kernels.__dataclass_fields__}
     log.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in sorted(names.items())))
     return Kernels(**{op: select(op, place, name) for op, name in names.items()})

@@ -31,8 +31,8 @@ class Context:
 
     first_row: int
     num_rows: int
-    page_idx_GP: torch.Tensor  # [1 or num_rows, pages], int64 page ids
-    is_hidden_TL: torch.Tensor  # [num_rows, tokens], bool
+    block_idx_GP: torch.Tensor  # [1 or num_rows, pages], int64: page * num_layers
+    seq_lens_T: torch.Tensor  # [num_rows], int64: tokens that each row sees, itself included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +40,21 @@ class AttentionStep:
     """What every attention layer of one step shares."""
 
     cis_TR: torch.Tensor  # [num_rows, qk_rope_head_dim], float32
-    row_idx_T: torch.Tensor  # [num_rows], int64: the token's row counted over pages, page * page_tokens + offset
+    row_idx_T: torch.Tensor  # [num_rows], int64: page * num_layers * page_tokens + offset in the page
     contexts: tuple[Context, ...]
 
 
 class LayerCache:
     """One layer's view of the page-first slab [num_pages, num_layers, page_tokens, row_dim].
 
-    All layers of a page are contiguous; a page of this layer is slot `page * num_layers + layer` of the slab seen as
-    a list of [page_tokens, row_dim] blocks.
+    All layers of a page are contiguous. Seen as a list of [page_tokens, row_dim] blocks, layer l of page p is block
+    p * num_layers + l: the views start at the layer, so that every layer is read with the same indices.
     """
 
     def __init__(self, slab: torch.Tensor, layer: int) -> None:
-        _, self.num_layers, self.page_tokens, self.row_dim = slab.shape
-        self.layer = layer
-        self.blocks_XPD = slab.view(-1, self.page_tokens, self.row_dim)
-        self._rows_YD = slab.view(-1, self.row_dim)
-
-    def block_idx(self, page_idx: torch.Tensor) -> torch.Tensor:
-        """Page ids to indices into `blocks_XPD`."""
-        return page_idx * self.num_layers + self.layer
-
-    def write(self, row_idx_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Put rows at `page * page_tokens + offset`; padding rows all go to page 0, row 0."""
-        page, offset = row_idx_T // self.page_tokens, row_idx_T % self.page_tokens
-        self._rows_YD.index_copy_(0, self.block_idx(page) * self.page_tokens + offset, rows_TD)
+        _, _, page_tokens, row_dim = slab.shape
+        self.blocks_XPD = slab.view(-1, page_tokens, row_dim)[layer:]
+        self.rows_YD = slab.view(-1, row_dim)[layer * page_tokens :]
 
 
 class LatentAttention:
@@ -81,19 +71,17 @@ class LatentAttention:
     def forward(self, x_TH: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
         """[num_rows, hidden] to [num_rows, hidden]; appends the rows' latents to the cache first."""
         shape, weights, kernels = self.shape, self.weights, self.kernels
-        q_TNX, latent_TC, k_pe_T1R = self._project(x_TH)
-        q_nope_TNP, q_pe_TNR = q_TNX.split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
-        pe_TMR = kernels.rope_interleaved(torch.cat((q_pe_TNR, k_pe_T1R), dim=1), step.cis_TR)
-        cache.write(step.row_idx_T, torch.cat((latent_TC, pe_TMR[:, -1]), dim=-1))
-        q_latent_NTC = torch.bmm(q_nope_TNP.transpose(0, 1), weights.w_uk_NPC)
-        q_TND = torch.cat((q_latent_NTC.transpose(0, 1), pe_TMR[:, :-1]), dim=-1)
+        q_TNX, latent_TC, k_pe_TR = self._project(x_TH)
+        q_nope_NTP = q_TNX[..., : shape.qk_nope_head_dim].transpose(0, 1)
+        absorbed_NTC = torch.bmm(q_nope_NTP, weights.w_uk_NPC)
+        q_TND = kernels.latent_rows(q_TNX, absorbed_NTC, latent_TC, k_pe_TR, step.cis_TR, cache.rows_YD, step.row_idx_T)
         out_TNC = self._attend(q_TND, step, cache)
         values_NTV = torch.bmm(out_TNC.transpose(0, 1), weights.w_uv_NCV)
         out: torch.Tensor = kernels.matmul_rows(values_NTV.transpose(0, 1).flatten(1), weights.o_proj)
         return out
 
     def _project(self, x_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, heads, nope + rope], normed latents [T, C], unrotated key [T, 1, rope]."""
+        """Queries [T, heads, nope + rope], normed latents [T, C], unrotated key [T, rope]."""
         shape, weights, kernels = self.shape, self.weights, self.kernels
         num_q = weights.qkv_a_HX.shape[1] - shape.row_dim
         q_TX, latent_TC, k_pe_TR = kernels.matmul_rows(x_TH, weights.qkv_a_HX).split(
@@ -103,15 +91,15 @@ class LatentAttention:
             q_TX = kernels.rms_norm(q_TX, weights.q_a_norm, shape.latent_norm_eps)
             q_TX = kernels.matmul_rows(q_TX, weights.q_b)
         latent_TC = kernels.rms_norm(latent_TC, weights.kv_a_norm_C, shape.latent_norm_eps)
-        return q_TX.unflatten(-1, (shape.num_heads, -1)), latent_TC, k_pe_TR[:, None]
+        return q_TX.reshape(q_TX.shape[0], shape.num_heads, -1), latent_TC, k_pe_TR
 
     def _attend(self, q_TND: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
         outputs = [
             self.kernels.latent_attention(
                 q_TND[context.first_row : context.first_row + context.num_rows],
                 cache.blocks_XPD,
-                cache.block_idx(context.page_idx_GP),
-                context.is_hidden_TL,
+                context.block_idx_GP,
+                context.seq_lens_T,
                 kv_lora_rank=self.shape.kv_lora_rank,
                 scale=self.shape.softmax_scale,
             )

@@ -5,18 +5,20 @@ Experts are placed contiguously: expert e lives on rank e // (num_experts / worl
 """
 
 # Shape suffixes: T = live rows of this rank, K = experts a row, H = hidden, Q = (row, expert) pairs = T * K,
-# R = rows received, each expert's group padded to a multiple of EXPERT_ALIGNMENT
+# the same pairs where their experts are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-EXPERT_ALIGNMENT = 2  # groups of even size: a product of one row has other bits than the same row among several
 HAS_WORK, STOPPING = 1, 2
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class ChainView:
 class Received:
     """Rows that this rank's experts are to compute, grouped by local expert."""
 
-    rows_RH: torch.Tensor
-    group_sizes: list[int]  # rows of each local expert, padding included; their sum is R
-    position_Q: torch.Tensor  # where the arrived pairs (in order of arrival) stand in rows_RH
-    route: object = field(default=None)  # what the dispatcher needs to bring the outputs home
+    rows_QH: torch.Tensor
+    group_sizes: list[int]  # rows of each local expert; their sum is that of rows_QH
+    position_Q: torch.Tensor  # where each pair stands in rows_QH: of this rank's (local) or of the arrived ones
+    route: object  # what the dispatcher needs to bring the outputs home
 
 
 class Dispatcher(Protocol):
@@ -55,7 +57,7 @@ class Dispatcher(Protocol):
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         """Send each live row to the ranks of its chosen experts."""
 
-    def combine(self, out_RH: torch.Tensor, received: Received) -> torch.Tensor:
+    def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         """Bring the experts' outputs home: [num_live_rows, num_topk, hidden], in the order of topk_idx."""
 
     def close(self) -> None:
@@ -78,43 +80,43 @@ class LocalDispatcher:
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         num_topk = topk_idx_TK.shape[1]
-        expert_Q, order_Q = topk_idx_TK.flatten().sort(stable=True)
-        counts = expert_Q.bincount(minlength=self.num_local_experts)
-        received = group_rows(
-            lambda source_R: x_TH.index_select(0, order_Q.index_select(0, source_R) // num_topk),
-            counts.unsqueeze(0),
-        )
+        order_Q, counts_E = sort_pairs(topk_idx_TK, self.num_local_experts)
+        position_Q = np.empty_like(order_Q)
+        position_Q[order_Q] = np.arange(len(order_Q))
         return Received(
-            rows_RH=received.rows_RH,
-            group_sizes=received.group_sizes,
-            position_Q=received.position_Q.new_empty(order_Q.shape).index_copy_(0, order_Q, received.position_Q),
+            rows_QH=x_TH.index_select(0, torch.from_numpy(order_Q // num_topk)),
+            group_sizes=counts_E.tolist(),
+            position_Q=torch.from_numpy(position_Q),
             route=num_topk,
         )
 
-    def combine(self, out_RH: torch.Tensor, received: Received) -> torch.Tensor:
+    def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         assert isinstance(received.route, int)
-        return out_RH.index_select(0, received.position_Q).unflatten(0, (-1, received.route))
+        return torch.unflatten(out_QH.index_select(0, received.position_Q), 0, (-1, received.route))
 
     def close(self) -> None:
         pass
 
 
-def group_rows(take: Callable[[torch.Tensor], torch.Tensor], counts_SE: torch.Tensor) -> Received:
-    """Regroup arrived pairs, sorted by (source rank, expert), into aligned groups by expert.
+def sort_pairs(topk_idx_TK: torch.Tensor, num_experts: int) -> tuple[Indices, Indices]:
+    """Pairs (row * num_topk + slot) in order of their expert, rows in order within one; and the pairs of each expert.
+
+    On the host, in numpy: for the few hundred pairs of a step a torch call costs several times its work.
+    """
+    expert_Q = topk_idx_TK.reshape(-1).numpy()
+    return expert_Q.argsort(kind="stable"), np.bincount(expert_Q, minlength=num_experts)
+
+
+def group_pairs(counts_SE: Indices) -> Indices:
+    """Places among groups by expert, of pairs that arrived sorted by (source rank, local expert).
 
     Args:
-        take: gives the rows of the arrived pairs with these indices.
-        counts_SE: [num_sources, num_local_experts], int64: pairs of each source for each local expert.
+        counts_SE: [num_sources, num_local_experts], pairs of each source for each local expert.
+
+    Returns:
+        [num_pairs]: its expert's start, plus that expert's pairs of earlier sources, plus its place in its own run.
     """
     counts_E = counts_SE.sum(0)
-    aligned_E = (counts_E + EXPERT_ALIGNMENT - 1) // EXPERT_ALIGNMENT * EXPERT_ALIGNMENT
-    group_sizes: list[int] = aligned_E.tolist()
-    # A pair's place: its expert's start, plus that expert's pairs of earlier sources, plus its rank in its own run.
-    start_SE = (aligned_E.cumsum(0) - aligned_E) + (counts_SE.cumsum(0) - counts_SE)
-    runs = counts_SE.flatten()
-    run_start = runs.cumsum(0) - runs
-    num_pairs = int(runs.sum())
-    position_Q = torch.arange(num_pairs) + (start_SE.flatten() - run_start).repeat_interleave(runs)
-    source_R = torch.zeros(sum(group_sizes), dtype=torch.int64)  # padding repeats the first pair; nobody reads it
-    source_R.index_copy_(0, position_Q, torch.arange(num_pairs))
-    return Received(rows_RH=take(source_R), group_sizes=group_sizes, position_Q=position_Q)
+    start_SE = (counts_E.cumsum() - counts_E) + (counts_SE.cumsum(0) - counts_SE)
+    runs = counts_SE.reshape(-1)
+    return np.arange(int(runs.sum())) + np.repeat(start_SE.reshape(-1) - (runs.cumsum() - runs), runs)

@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Received, group_rows
+from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Indices, Received, group_pairs, sort_pairs
 
 
 @dataclass(frozen=True)
@@ -64,36 +65,37 @@ class TorchDispatcher:
         return ChainView(any(word & HAS_WORK for word in self._words), all(word & STOPPING for word in self._words))
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
-        num_experts = self._world_size * self.num_local_experts
-        expert_Q, order_Q = topk_idx_TK.flatten().sort(stable=True)
-        sent_WE = expert_Q.bincount(minlength=num_experts).view(self._world_size, -1)
+        num_topk = topk_idx_TK.shape[1]
+        order_Q, counts_E = sort_pairs(topk_idx_TK, self._world_size * self.num_local_experts)
+        sent_WE = counts_E.reshape(self._world_size, -1)
         arrived_WE = self._exchange_counts(sent_WE)
         sent, arrived = sent_WE.sum(1).tolist(), arrived_WE.sum(1).tolist()
-        rows_QH = self._exchange_rows(x_TH.index_select(0, order_Q // topk_idx_TK.shape[1]), sent, arrived)
-        received = group_rows(lambda source_R: rows_QH.index_select(0, source_R), arrived_WE)
+        rows_QH = self._exchange_rows(x_TH.index_select(0, torch.from_numpy(order_Q // num_topk)), sent, arrived)
+        position_Q = torch.from_numpy(group_pairs(arrived_WE))
         return Received(
-            rows_RH=received.rows_RH,
-            group_sizes=received.group_sizes,
-            position_Q=received.position_Q,
-            route=_Route(order_Q, sent, arrived, topk_idx_TK.shape[1]),
+            rows_QH=torch.empty_like(rows_QH).index_copy_(0, position_Q, rows_QH),
+            group_sizes=arrived_WE.sum(0).tolist(),
+            position_Q=position_Q,
+            route=_Route(torch.from_numpy(order_Q), sent, arrived, num_topk),
         )
 
-    def combine(self, out_RH: torch.Tensor, received: Received) -> torch.Tensor:
+    def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         route = received.route
         assert isinstance(route, _Route)
-        arrived_QH = out_RH.index_select(0, received.position_Q)
+        arrived_QH = out_QH.index_select(0, received.position_Q)
         home_QH = self._exchange_rows(arrived_QH, route.arrived, route.sent)
         y_QH = torch.empty_like(home_QH).index_copy_(0, route.order_Q, home_QH)
-        return y_QH.unflatten(0, (-1, route.num_topk))
+        return torch.unflatten(y_QH, 0, (-1, route.num_topk))
 
     def close(self) -> None:
         dist.destroy_process_group(self._group)
 
-    def _exchange_counts(self, sent_WE: torch.Tensor) -> torch.Tensor:
+    def _exchange_counts(self, sent_WE: Indices) -> Indices:
         """[W, E] pairs to each rank's experts -> [W, E] pairs from each rank; column 0 carries the chain word."""
-        header = torch.cat((sent_WE.new_full((self._world_size, 1), self._word), sent_WE), dim=1)
-        answer = torch.empty_like(header)
-        dist.all_to_all_single(answer, header, group=self._group)
+        header = np.empty((self._world_size, 1 + self.num_local_experts), dtype=np.int64)
+        header[:, 0], header[:, 1:] = self._word, sent_WE
+        answer = np.empty_like(header)
+        dist.all_to_all_single(torch.from_numpy(answer), torch.from_numpy(header), group=self._group)
         self.num_exchanges += 1
         if self._is_first:
             self._words, self._is_first = answer[:, 0].tolist(), False

@@ -10,7 +10,6 @@ import torch
 
 from pegahpc.kernels.selected import Kernels
 from pegahpc.moe.dispatch import Dispatcher
-from pegahpc.moe.router import route_tokens
 from pegahpc.moe.shape import RouterShape
 
 
@@ -30,7 +29,7 @@ class MoELayer:
     """out = shared(x) + sum over chosen experts of weight * expert(x), the sum in float32 and ascending expert id."""
 
     def __init__(self, shape: RouterShape, weights: MoEWeights, kernels: Kernels, dispatcher: Dispatcher) -> None:
-        self.shape = shape
+        self._route = shape.arguments
         self.weights = weights
         self.kernels = kernels
         self.dispatcher = dispatcher
@@ -40,24 +39,17 @@ class MoELayer:
 
         Every rank calls this in every step, also with num_live 0: the exchanges are part of the chain.
         """
-        topk_idx_TK, topk_weights_TK = route_tokens(self._logits(x_TH), self.weights.bias_E, self.shape)
+        logits_TE = self.kernels.matmul_rows(x_TH.float(), self.weights.gate_HE)
+        topk_idx_TK, topk_weights_TK = self.kernels.route_tokens(logits_TE, self.weights.bias_E, **self._route)
         received = self.dispatcher.dispatch(x_TH[:num_live], topk_idx_TK[:num_live])
-        y_LKH = self.dispatcher.combine(self._experts(received.rows_RH, received.group_sizes), received)
-        routed_LH = weighted_sum(y_LKH, topk_weights_TK[:num_live]).to(x_TH.dtype)
+        out_QH = self.kernels.grouped_swiglu(
+            received.rows_QH, self.weights.gate_up_EHI, self.weights.down_EIH, received.group_sizes
+        )
+        y_LKH = self.dispatcher.combine(out_QH, received)
+        routed_LH = self.kernels.weighted_sum(y_LKH, topk_weights_TK[:num_live]).to(x_TH.dtype)
         out_TH = self._shared(x_TH)
         out_TH[:num_live] += routed_LH
         return out_TH
-
-    def _logits(self, x_TH: torch.Tensor) -> torch.Tensor:
-        logits_TE: torch.Tensor = self.kernels.matmul_rows(x_TH.float(), self.weights.gate_HE)
-        return logits_TE
-
-    def _experts(self, rows_RH: torch.Tensor, group_sizes: list[int]) -> torch.Tensor:
-        gate_up_RI = self.kernels.grouped_matmul(rows_RH, self.weights.gate_up_EHI, group_sizes)
-        out_RH: torch.Tensor = self.kernels.grouped_matmul(
-            self.kernels.silu_and_mul(gate_up_RI), self.weights.down_EIH, group_sizes
-        )
-        return out_RH
 
     def _shared(self, x_TH: torch.Tensor) -> torch.Tensor:
         if self.weights.shared_gate_up_HI is None:
@@ -67,12 +59,3 @@ class MoELayer:
             self.kernels.silu_and_mul(gate_up_TI), self.weights.shared_down_IH
         )
         return out_TH
-
-
-def weighted_sum(y_LKH: torch.Tensor, weights_LK: torch.Tensor) -> torch.Tensor:
-    """sum_k weights[l, k] * y[l, k] in float32, one addition after the other in k, so that the order is fixed."""
-    weighted_LKH = y_LKH.float() * weights_LK.unsqueeze(-1)
-    total_LH = weighted_LKH[:, 0]
-    for slot in range(1, y_LKH.shape[1]):
-        total_LH = total_LH + weighted_LKH[:, slot]
-    return total_LH

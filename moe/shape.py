@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 SCORINGS = ("softmax", "sigmoid")
 METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
@@ -36,3 +37,16 @@ class RouterShape:
                 f"{self.num_topk_groups} groups of {self.num_experts // self.num_groups} hold fewer than"
                 f" {self.num_topk} experts"
             )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the op `route_tokens`."""
+        return {
+            "scoring": self.scoring,
+            "num_topk": self.num_topk,
+            "num_groups": self.num_groups,
+            "num_topk_groups": self.num_topk_groups,
+            "group_best": 2 if self.method == "noaux_tc" else 1,
+            "norm_topk_prob": self.norm_topk_prob,
+            "scale": self.scale,
+        }

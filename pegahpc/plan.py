@@ -96,7 +96,7 @@ def _engine(fleet: FleetConfig, headers: dict[str, TensorInfo]) -> EngineConfig:
     if dtype == "auto":
         stored = {info.dtype for info in headers.values()}
         dtype = "float32" if is_cpu or stored == {"F32"} else "bfloat16"
-    threads = max(1, len(os.sched_getaffinity(0)) // fleet.topology.world_size) if is_cpu else 1
+    threads = 1  # a second one loses more to waiting than it computes, at the sizes that a CPU serves
     return replace(
         engine,
         dtype=dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,10 +15,11 @@ from pegahpc.engine.pages import PagePool
 from pegahpc.engine.runner import Runner
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.kernels.matmul_rows import is_row_invariant
+from pegahpc.kernels.registry import Place
 from pegahpc.kernels.selected import Kernels, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.lines import probe, read_config
-from pegahpc.models.spec import DenseFFN, ModelSpec, MoEFFN
+from pegahpc.models.spec import ModelSpec, MoEFFN
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.rank import RankContext
 
@@ -88,28 +89,26 @@ def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: t
     backends = dict(fleet.engine.backends)
     if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
         log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
-        backends = {"matmul_rows": "torch", "grouped_matmul": "torch"} | backends
-    return _select(device, dtype, row_invariant, backends)
-
-
-def _select(device: torch.device, dtype: torch.dtype, row_invariant: bool, backends: Mapping[str, str]) -> Kernels:
+        backends = {"matmul_rows": "torch", "grouped_swiglu": "torch"} | backends
+    place = Place(device=device, dtype=dtype, row_invariant=row_invariant, num_threads=fleet.engine.num_threads or 1)
     try:
-        return select_kernels(device, dtype, row_invariant=row_invariant, backends=backends)
+        return select_kernels(place, backends)
     except LookupError as error:
         raise ConfigError(f"engine.backends: {error.args[0]}") from None
 
 
-def matmul_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
-    """[in, out] of every product over rows that the model does."""
+def matmul_shapes(spec: ModelSpec) -> list[tuple[int, int, int]]:
+    """(heads, in, out) of every product over rows that the model does."""
     a, hidden = spec.attention, spec.hidden_size
     q_dim = a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim)
-    shapes = [(a.num_heads * a.v_head_dim, hidden), (hidden, spec.vocab_size)]
-    shapes += [(hidden, (a.q_lora_rank or q_dim) + a.row_dim)]
-    shapes += [(a.q_lora_rank, q_dim)] if a.q_lora_rank else []
+    plain = [(a.num_heads * a.v_head_dim, hidden), (hidden, spec.vocab_size)]
+    plain += [(hidden, (a.q_lora_rank or q_dim) + a.row_dim)]
+    plain += [(a.q_lora_rank, q_dim)] if a.q_lora_rank else []
     for ffn in set(spec.ffns):
-        widths = [ffn.intermediate_size] if isinstance(ffn, DenseFFN) else []
+        widths = [ffn.intermediate_size]
         if isinstance(ffn, MoEFFN):
-            shapes.append((hidden, ffn.router.num_experts))
-            widths = [width for width in (ffn.intermediate_size, ffn.shared_intermediate_size) if width]
-        shapes += [shape for width in widths for shape in ((hidden, 2 * width), (width, hidden))]
-    return shapes
+            plain.append((hidden, ffn.router.num_experts))
+            widths += [ffn.shared_intermediate_size] if ffn.shared_intermediate_size else []
+        plain += [shape for width in widths for shape in ((hidden, 2 * width), (width, hidden))]
+    per_head = [(a.qk_nope_head_dim, a.kv_lora_rank), (a.kv_lora_rank, a.v_head_dim)]
+    return [(1, *shape) for shape in plain] + [(a.num_heads, *shape) for shape in per_head]

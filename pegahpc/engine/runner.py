@@ -10,7 +10,7 @@ from pegahpc.engine.pages import PADDING_PAGE
 from pegahpc.engine.sampler import Draw, sample
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.kernels.latent_attention import SPLIT_TOKENS
-from pegahpc.mla.attention import AttentionStep, Context
+from pegahpc.mla.attention import AttentionStep, Context, LayerCache
 from pegahpc.models.decoder import Decoder, StepInput
 
 
@@ -34,7 +34,7 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class Runner:
-    """Owns the slab, the page table of running requests and the rope table.
+    """Owns the slab, the block table of running requests and the rope table.
 
     Args:
         slab: [num_pages, num_layers, page_tokens, row_dim], zeroed: what a padding row reads must be finite.
@@ -46,25 +46,25 @@ class Runner:
     ) -> None:
         self.decoder = decoder
         self.slab = slab
+        self._caches = [LayerCache(slab, layer) for layer in range(slab.shape[1])]
         self._cis_table = cis_table
         self._device = slab.device
         self._page_tokens = slab.shape[2]
         self._pages_per_split = SPLIT_TOKENS // self._page_tokens
         num_splits = -(-cis_table.shape[0] // SPLIT_TOKENS)
-        # One row a slot, and one more for padding rows, which stays all PADDING_PAGE.
-        self._page_table = torch.full(
+        # page * num_layers of each running request, a row a slot; one more row for padding, all PADDING_PAGE.
+        self._block_table = torch.full(
             (max_num_seqs + 1, num_splits * self._pages_per_split), PADDING_PAGE, device=self._device
         )
         self._padding_slot = max_num_seqs
-        self._tokens = torch.arange(num_splits * SPLIT_TOKENS, device=self._device)
         self._buckets = buckets(max_rows)
 
     def admit(self, sequence: Sequence) -> None:
-        """Write a newly admitted request's pages into its row of the page table."""
+        """Write a newly admitted request's pages into its row of the block table."""
         assert sequence.cache is not None
-        row = self._page_table[sequence.slot]
+        row = self._block_table[sequence.slot]
         row.fill_(PADDING_PAGE)
-        row[: len(sequence.cache.pages)] = torch.tensor(sequence.cache.pages)
+        row[: len(sequence.cache.pages)] = torch.tensor(sequence.cache.pages) * self.slab.shape[1]
 
     def clean(self, sequence: Sequence) -> None:
         """Zero a request's pages: values that are not finite must not meet the next owner's masked zeros."""
@@ -74,15 +74,19 @@ class Runner:
     @torch.inference_mode()
     def step(self, spans: list[Span]) -> list[Sampled]:
         """Run the decoder over the spans (none: one bucket of padding) and sample where a span is complete."""
+        hidden_TH = self.forward(spans)
         sampled = [span for span in spans if span.is_sampled]
-        step = self._input(spans)
-        hidden_TH = self.decoder.forward(step, self.slab)
         if not sampled:
             return []
-        logits_SV = self.decoder.logits(hidden_TH.index_select(0, step.sample_idx))
+        logits_SV = self.decoder.logits(hidden_TH.index_select(0, self._sample_idx(spans)))
         draws = [Draw(span.sequence.request.sampling, span.start + span.num_rows) for span in sampled]
         tokens, finite = sample(logits_SV, draws)
         return [Sampled(*row) for row in zip(sampled, tokens, finite, strict=True)]
+
+    @torch.inference_mode()
+    def forward(self, spans: list[Span]) -> torch.Tensor:
+        """[bucket, hidden]: the spans' rows in order, then padding; their cache rows are written."""
+        return self.decoder.forward(self._input(spans), self._caches)
 
     def _input(self, spans: list[Span]) -> StepInput:
         """Rows in order: chunks, decode rows, padding (token 0, position 0, length 1, the padding page)."""
@@ -102,12 +106,11 @@ class Runner:
                 row_idx_T=self._row_idx(position_T, slot_T),
                 contexts=self._contexts(spans, position_T, slot_T),
             ),
-            sample_idx=self._sample_idx(spans),
         )
 
     def _row_idx(self, position_T: torch.Tensor, slot_T: torch.Tensor) -> torch.Tensor:
-        page_T = self._page_table[slot_T, position_T // self._page_tokens]
-        return page_T * self._page_tokens + position_T % self._page_tokens
+        block_T = self._block_table[slot_T, position_T // self._page_tokens]
+        return block_T * self._page_tokens + position_T % self._page_tokens
 
     def _contexts(self, spans: list[Span], position_T: torch.Tensor, slot_T: torch.Tensor) -> tuple[Context, ...]:
         """One context a chunk; decode and padding rows share a call, each with its own pages."""
@@ -125,11 +128,13 @@ class Runner:
 
     def _context(self, first_row: int, position_T: torch.Tensor, slot_G: torch.Tensor, longest: int) -> Context:
         num_splits = -(-longest // SPLIT_TOKENS)
-        pages = self._page_table.index_select(0, slot_G)[:, : num_splits * self._pages_per_split]
-        hidden_TL = self._tokens[: num_splits * SPLIT_TOKENS] > position_T[:, None]
-        return Context(first_row=first_row, num_rows=position_T.shape[0], page_idx_GP=pages, is_hidden_TL=hidden_TL)
+        blocks_GP = self._block_table.index_select(0, slot_G)[:, : num_splits * self._pages_per_split]
+        return Context(
+            first_row=first_row, num_rows=position_T.shape[0], block_idx_GP=blocks_GP, seq_lens_T=position_T + 1
+        )
 
     def _sample_idx(self, spans: list[Span]) -> torch.Tensor:
+        """Last rows of the sampled spans, padded to an even count with row 0."""
         last, rows = -1, []
         for span in spans:
             last += span.num_rows

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +38,6 @@ class StepInput:
     token_ids_T: torch.Tensor  # int64
     num_live: int
     attention: AttentionStep
-    sample_idx: torch.Tensor  # rows whose logits are wanted, int64, of even length (padded with row 0)
 
 
 class Decoder:
@@ -60,12 +60,11 @@ class Decoder:
         self.rms_norm_eps = rms_norm_eps
         self.kernels = kernels
 
-    def forward(self, step: StepInput, slab: torch.Tensor) -> torch.Tensor:
+    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> torch.Tensor:
         """[num_rows, hidden] after the last layer, before the final norm; writes the step's rows to the cache."""
         norm, eps = self.kernels.rms_norm, self.rms_norm_eps
         hidden_TH = self.embed_VH.index_select(0, step.token_ids_T)
-        for idx, layer in enumerate(self.layers):
-            cache = LayerCache(slab, idx)
+        for layer, cache in zip(self.layers, caches, strict=True):
             x_TH = norm(hidden_TH, layer.input_norm_H, eps)
             hidden_TH = hidden_TH + layer.attention.forward(x_TH, step.attention, cache)
             x_TH = norm(hidden_TH, layer.post_attention_norm_H, eps)

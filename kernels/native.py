@@ -1,0 +1,93 @@
+"""Our own CPU kernels in C: compiled once for this processor, loaded by ctypes, absent without harm. No torch here.
+
+The library lies in a cache folder under a name made of the source, the compiler and the processor, so that a node
+of another kind on a shared home builds its own. Without a C compiler, or a writable cache, the torch kernels serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).parent / "csrc" / "cpu.c"
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC")
+COMPILE_TIMEOUT_S = 60
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+SIGNATURES: dict[str, list[type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_float]]] = {
+    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
+    "matmul_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT],
+    "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "grouped_swiglu": [_POINTER] * 6 + [_INT] * 3,
+    "latent_rows": [_POINTER] * 4 + [_INT] + [_POINTER] * 4 + [_INT] * 5,
+    "route_tokens": [_POINTER] * 4 + [_INT] * 8 + [_FLOAT],
+    "weighted_sum": [_POINTER] * 3 + [_INT] * 3,
+    "latent_attention": [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 5 + [_FLOAT],
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, built now if they are not in the cache; None where they cannot be had (logged once)."""
+    try:
+        loaded = ctypes.CDLL(str(_built()))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("native CPU kernels are not available, torch's are used: %s", error)
+        return None
+    for name, signature in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = signature, None
+    return loaded
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/pegahpc, else ~/.cache/pegahpc."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "pegahpc"
+
+
+def _built() -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler (cc, gcc or clang) on PATH")
+    key = hashlib.blake2b(digest_size=12)
+    for part in (SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), _processor().encode()):
+        key.update(part)
+    path = cache_folder() / f"cpu-{key.hexdigest()}.so"
+    if not path.exists():
+        _compile(compiler, path)
+    return path
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Many ranks may build at once: each writes its own file, and the last rename wins with the same content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        command = [compiler, *FLAGS, "-o", str(temp), str(SOURCE), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise OSError(f"{compiler} failed: {done.stderr.strip()[:500]}")
+        os.replace(temp, path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _processor() -> str:
+    """What -march=native depends on: the machine and its feature flags."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return platform.machine() + flags
