@@ -13,7 +13,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PINS := $(VENV)/constraints.txt
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(PINS)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --use-pep517 --constraint $(PINS)
 
 # One thread a process: under load two OpenMP threads are slower than one. Ours is never first on the path (-P).
 export OMP_NUM_THREADS ?= 1
