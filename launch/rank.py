@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pegahpc.checkpoint.files import CheckpointError
+from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import configure_logging
 from pegahpc.launch.messages import ERROR, REFUSAL, Pulse, RankRecord
 from pegahpc.launch.rank_link import RankLink
+from pegahpc.models.fields import UnsupportedModel
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.sockets import RankSocket
 
@@ -96,11 +99,11 @@ def _pulse_reader(rank: int, status: StatusBlock) -> Callable[[], Pulse]:
 
 
 def _in_one_line(error: Exception) -> tuple[str, int]:
-    """Reason and weight: what a user set or gave (a ValueError, a file) stands alone, a fault names its type."""
+    """Reason and weight: what a user set or gave stands alone, a fault of ours names its type."""
     said = " ".join(str(error).split())
-    if isinstance(error, ValueError | FileNotFoundError | PermissionError) and said:
+    if isinstance(error, ConfigError | CheckpointError | UnsupportedModel | FileNotFoundError | PermissionError):
         return said, REFUSAL
-    return f"{type(error).__name__}: {said}", ERROR
+    return f"failed with {type(error).__name__}: {said}", ERROR
 
 
 if __name__ == "__main__":

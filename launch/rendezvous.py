@@ -121,11 +121,13 @@ class Rendezvous:
         except TimeoutError:
             log.info("rendezvous: waiting for %s", self.missing())
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Plain, not async: of its own tasks asyncio logs each cancellation as an error (3.11)."""
+        task = asyncio.create_task(self._handle(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
         try:
             if self._num_strangers < MAX_STRANGERS:
@@ -144,7 +146,7 @@ class Rendezvous:
         try:
             first = await self._first_word(stream)
         except (FrameError, TimeoutError) as error:
-            log.warning("rendezvous: closed %s: %s", peer(writer), error or "no hello in time")
+            log.warning("rendezvous: closed %s: %s", peer(writer), str(error) or "no hello in time")
             writer.transport.abort()
             return stream
         finally:

@@ -1,0 +1,94 @@
+"""What the command line refuses, prints and costs, without a fleet."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "topology=ep3"], "topology/ep3"),
+        (["plan", "topology.num_tray=3"], "num_tray"),
+        (["up", "gateway.port=70000"], "gateway.port: 70000 is not in 0..65535"),
+        (["up", "model.path=/nowhere"], "model.path: "),
+        (["up", "--name", "../x"], "fleet.name: '../x' must be"),
+        (["up", "topology=ep32"], "topology.ep_size: 32 ranks do not divide 16 experts"),
+        (["status", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),
+        (["url"], "fleet.name: no fleet 'pegahpc' in "),
+        (["down", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_status_two(
+    pegahpc: Run, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    ran = pegahpc(arguments[0], "--home", str(tmp_path), *arguments[1:])
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("pegahpc: ") and says in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (tmp_path / "fleets").exists()
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_a_home_that_cannot_be_written_is_refused_by_its_key(pegahpc: Run, tmp_path: Path, detach: list[str]) -> None:
+    (tmp_path / "file").touch()
+    ran = pegahpc("up", *detach, "--home", str(tmp_path / "file" / "home"), "gateway.port=0")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"pegahpc: fleet.home: {tmp_path}/file/home cannot be written (Not a directory")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_a_port_that_is_taken_is_refused_before_anything_loads(pegahpc: Run, tmp_path: Path, detach: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = pegahpc("up", *detach, "--home", str(tmp_path), f"gateway.port={port}")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"pegahpc: gateway.port: 127.0.0.1:{port} cannot be bound (Address already in use)")
+    assert json.loads(pegahpc("ls", "--home", str(tmp_path), "--json").stdout) == []
+
+
+def test_plan_shows_every_rank_with_its_experts_and_memory(pegahpc: Run) -> None:
+    ran = pegahpc("plan", "topology=ep4")
+    assert ran.returncode == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in ran.stdout.splitlines() if line[:1] == "│"]
+    assert [row[:4] for row in rows] == [
+        ["0", "0", "cpu", "0..3"],
+        ["1", "0", "cpu", "4..7"],
+        ["2", "1", "cpu", "8..11"],
+        ["3", "1", "cpu", "12..15"],
+    ]
+    assert all(cell.endswith(" MiB") for row in rows for cell in row[4:])
+
+
+def test_plan_as_json_is_the_resolved_configuration(pegahpc: Run) -> None:
+    document = json.loads(pegahpc("plan", "--json", "--name", "x", "topology=ep2").stdout)
+    assert document["num_local_experts"] * 2 == document["num_experts"] == 16
+    assert document["fleet"]["fleet"]["name"] == "x"
+    assert document["fleet"]["engine"]["dispatcher"] == "torch"
+
+
+def test_an_empty_home_has_no_fleets(pegahpc: Run, tmp_path: Path) -> None:
+    assert pegahpc("ls", "--home", str(tmp_path)).returncode == 0
+    assert pegahpc("ls", "--home", str(tmp_path), "--json").stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["up", "plan", "ls", "status", "logs", "url", "chat", "smoke", "down"])
+def test_every_command_explains_itself(pegahpc: Run, command: str) -> None:
+    ran = pegahpc(command, "--help")
+    assert ran.returncode == 0
+    assert "--name" in ran.stdout or command == "ls"
+
+
+def test_the_command_line_starts_in_well_under_half_a_second(pegahpc: Run, tmp_path: Path) -> None:
+    took_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        pegahpc("ls", "--home", str(tmp_path))
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 0.5

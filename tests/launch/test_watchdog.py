@@ -1,0 +1,73 @@
+"""Who is to blame when a fleet stands still."""
+
+import asyncio
+
+from pegahpc.launch.losses import Losses
+from pegahpc.launch.messages import CONSEQUENCE, DEATH, ERROR, TRAY_GONE, Loss, Pulse
+from pegahpc.launch.watchdog import Watchdog
+
+
+def watched(pulses: list[list[Pulse]], bound_s: float = 5.0) -> Watchdog:
+    """A watchdog that heard each list of pulses one second after the one before, from 0 on."""
+    watchdog = Watchdog(bound_s)
+    for second, heard in enumerate(pulses):
+        for pulse in heard:
+            watchdog.note(pulse, float(second))
+    return watchdog
+
+
+def test_ranks_that_step_are_well() -> None:
+    watchdog = watched([[Pulse(rank=0, step=s), Pulse(rank=1, step=s)] for s in range(20)])
+    assert watchdog.verdict(19.5) is None
+
+
+def test_nothing_is_said_of_a_fleet_that_has_not_spoken() -> None:
+    assert Watchdog(1.0).verdict(100.0) is None
+
+
+def test_of_silent_ranks_the_one_that_fell_silent_first_is_named() -> None:
+    both = [[Pulse(rank=0, step=s, phase="step"), Pulse(rank=1, step=s)] for s in range(2)]
+    watchdog = watched([*both, [Pulse(rank=1, step=2)]])
+    assert watchdog.verdict(5.9) is None
+    verdict = watchdog.verdict(9.0)
+    assert verdict == (0, "has been silent for 8.0 s (step 1, exchange 0, phase step)")
+
+
+def test_a_pulse_that_the_tray_repeats_grows_old() -> None:
+    watchdog = Watchdog(5.0)
+    for second in range(8):
+        watchdog.note(Pulse(rank=0, step=second, age_s=0.0), float(second))
+        watchdog.note(Pulse(rank=1, step=1, age_s=float(second)), float(second))
+    verdict = watchdog.verdict(7.0)
+    assert verdict is not None and verdict[0] == 1 and "silent for 7.0 s" in verdict[1]
+
+
+def test_of_ranks_that_stand_still_the_one_that_waits_for_nobody_is_named() -> None:
+    still = [
+        Pulse(rank=0, step=4, exchange=9, waiting_for="rank 2"),
+        Pulse(rank=1, step=4, exchange=9, waiting_for="rank 2"),
+        Pulse(rank=2, step=4, exchange=8, phase="attention"),
+    ]
+    verdict = watched([still] * 8).verdict(7.5)
+    assert verdict == (2, "has not moved for 7.5 s (step 4, exchange 8, phase attention)")
+
+
+def test_exchanges_within_one_long_step_are_progress() -> None:
+    watchdog = watched([[Pulse(rank=0, step=1, exchange=s)] for s in range(20)])
+    assert watchdog.verdict(19.5) is None
+
+
+async def test_a_death_outweighs_the_errors_that_it_caused_though_they_come_first() -> None:
+    losses = Losses()
+    for rank, weight in ((0, ERROR), (1, CONSEQUENCE), (2, DEATH), (3, DEATH)):
+        losses.add(Loss(rank=rank, reason="", weight=weight))
+    assert (await losses.culprit()).rank == 2
+
+
+async def test_a_heavier_loss_within_the_grace_is_waited_for() -> None:
+    losses = Losses()
+    losses.add(Loss(rank=0, reason="", weight=ERROR))
+    waiting = asyncio.create_task(losses.culprit())
+    await asyncio.sleep(0.05)
+    losses.add(Loss(reason="tray 1", weight=TRAY_GONE))
+    assert (await waiting).reason == "tray 1"
