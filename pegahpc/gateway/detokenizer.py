@@ -20,9 +20,11 @@ class Detokenizer(Protocol):
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
+        ...
 
     def finish(self) -> str:
         """No more tokens come: what is still incomplete, as a whole decode shows it (U+FFFD)."""
+        ...
 
 
 class ByteDetokenizer:

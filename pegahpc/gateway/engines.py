@@ -1,4 +1,4 @@
-"""The client's side of the wire: one socket and one reader task a rank, and a stream for each open request."""
+"""The client's side of the wire, all ranks together: attach, send a request where there is least work, watch."""
 
 from __future__ import annotations
 
@@ -8,99 +8,20 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import zmq.asyncio
 
 from pegahpc.gateway.errors import ApiError
-from pegahpc.gateway.metrics import GatewayMetrics, RankMetrics
-from pegahpc.gateway.router import RankView, least_loaded
+from pegahpc.gateway.metrics import GatewayMetrics
+from pegahpc.gateway.rank_link import AttachError, RankLink
+from pegahpc.gateway.router import least_loaded
 from pegahpc.gateway.streams import Stream
 from pegahpc.wire.keys import FleetSecret
-from pegahpc.wire.messages import (
-    HEARTBEAT_S,
-    Abort,
-    Attach,
-    Failed,
-    Request,
-    RequestUpdate,
-    StepOutputs,
-    ToRank,
-    decode_outputs,
-    encode,
-)
+from pegahpc.wire.messages import HEARTBEAT_S, Abort, Attach, Request
 from pegahpc.wire.sockets import connect_to_rank
 
 log = logging.getLogger(__name__)
 
 ATTACH_REPORT_S = 5.0
-
-
-class AttachError(RuntimeError):
-    """A rank did not answer in time, or is not the one that its endpoint should be."""
-
-
-class RankLink:
-    """One rank as the gateway sees it: its socket, its pulse, its load, its open streams."""
-
-    def __init__(self, rank: int, socket: zmq.asyncio.Socket, metrics: RankMetrics) -> None:
-        self.rank = rank
-        self.view = RankView()
-        self.metrics = metrics
-        self.streams: dict[str, Stream] = {}
-        self.step = -1  # before the first message
-        self.advanced_at_s = time.monotonic()
-        self.has_answered = asyncio.Event()
-        self._socket = socket
-        metrics.watch(lambda: self.view.load)
-
-    def send(self, message: ToRank) -> None:
-        """Queue one message. Never blocks: the socket has no high-water mark, so libzmq takes it at once."""
-        self._socket.send(encode(message))
-
-    async def read(self) -> None:
-        """Distribute the rank's messages until cancelled."""
-        while True:
-            payload = await self._socket.recv()
-            try:
-                outputs = decode_outputs(payload)
-            except msgspec.MsgspecError as error:
-                log.error("rank %d: dropped a message of %d bytes: %s", self.rank, len(payload), error)
-                continue
-            if outputs.rank != self.rank:
-                raise AttachError(f"the endpoint of rank {self.rank} is answered by rank {outputs.rank}")
-            self.on_outputs(outputs)
-
-    def on_outputs(self, outputs: StepOutputs) -> None:
-        """Take one step's message: pulse, load, and each request's update."""
-        now_s = time.monotonic()
-        if outputs.step > self.step:
-            self.step, self.advanced_at_s = outputs.step, now_s
-        self.view.on_report(outputs)
-        self.has_answered.set()
-        num_tokens = 0
-        for update in outputs.updates:
-            stream = self.streams.get(update.id)
-            if stream is None:
-                continue  # aborted by us, and the rank did not know yet
-            num_tokens += len(update.tokens)
-            stream.push(update, now_s)
-            if update.terminal is not None:
-                del self.streams[update.id]
-        if num_tokens:
-            self.metrics.generation_tokens.inc(num_tokens)
-
-    def silent_for_s(self) -> float:
-        """Seconds since the rank's step counter moved."""
-        return time.monotonic() - self.advanced_at_s
-
-    def fail_all(self, message: str) -> None:
-        """Give every open stream a terminal, and tell the rank, should it still listen."""
-        now_s = time.monotonic()
-        for request_id, stream in list(self.streams.items()):
-            del self.streams[request_id]
-            self.view.on_closed(request_id)
-            stream.push(RequestUpdate(id=request_id, terminal=Failed(message)), now_s)
-            self.send(Abort(request_id))
 
 
 class Engines:
@@ -123,13 +44,16 @@ class Engines:
         self._stall_s = stall_s
         self._attach_timeout_s = attach_timeout_s
         self._context = zmq.asyncio.Context()
-        self._sockets = [connect_to_rank(self._context, endpoint, secret) for endpoint in endpoints]
-        self.links = [RankLink(rank, socket, metrics.for_rank(rank)) for rank, socket in enumerate(self._sockets)]
+        self.links = [
+            RankLink(rank, connect_to_rank(self._context, endpoint, secret), metrics.for_rank(rank))
+            for rank, endpoint in enumerate(endpoints)
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Engines:
         for link in self.links:
             self._tasks.append(asyncio.create_task(link.read(), name=f"rank-{link.rank}-reader"))
+            self._tasks.append(asyncio.create_task(link.watch_connection(), name=f"rank-{link.rank}-connection"))
             link.send(Attach())
         try:
             await self._wait_for_answers()
@@ -146,8 +70,8 @@ class Engines:
         for error in ended:
             if isinstance(error, Exception):
                 log.error("a reader had ended early: %s", error)
-        for socket in self._sockets:
-            socket.close()
+        for link in self.links:
+            link.close()
         self._context.term()
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from pegahpc.gateway.appkeys import ENGINES, GATE
-from pegahpc.gateway.engines import RankLink
+from pegahpc.gateway.rank_link import RankLink
 
 
 async def health(request: web.Request) -> web.Response:

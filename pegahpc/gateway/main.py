@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -16,12 +17,13 @@ from aiohttp import web
 
 from pegahpc.config import ConfigError, FleetConfig
 from pegahpc.gateway.app import drain, make_app
-from pegahpc.gateway.engines import AttachError
+from pegahpc.gateway.rank_link import AttachError
 from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
+NUM_OWN_FILES = 256  # sockets to ranks, idle connections, logs
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
@@ -48,6 +50,7 @@ def main() -> int:
     )
     try:
         launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+        _allow_many_files(launch.fleet.gateway.max_concurrent_requests)
         with _bind(launch.host, launch.port) as listener:
             app = make_app(launch.fleet, FleetSecret.load(Path(launch.secret_path)), launch.endpoints)
             asyncio.run(_serve(app, listener))
@@ -64,13 +67,29 @@ def _end_with(status: int, error: Exception) -> int:
     return status
 
 
+def _allow_many_files(num_requests: int) -> None:
+    """Every client is an open file: raise the limit as far as it goes, and say when that is too little."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most != resource.RLIM_INFINITY and most < num_requests + NUM_OWN_FILES:
+        log.warning(
+            "%d open files are allowed (ulimit -Hn); gateway.max_concurrent_requests=%d wants %d",
+            most,
+            num_requests,
+            num_requests + NUM_OWN_FILES,
+        )
+
+
 def _bind(host: str, port: int) -> socket.socket:
     """Take the port before anything slow is done; nobody is answered until it listens.
 
     Raises:
-        ConfigError: the port is taken, or the address is not of this machine.
+        ConfigError: the port is taken, or the host is no address of this machine.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"gateway.host: {host!r} is no address: {error.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -54,7 +54,7 @@ class FakeEngine:
         self.is_holding = False
         self.pause_s = 0.0
         self.script: Script = lambda request: updates_for(request, [[2]])
-        self._secret = secret
+        self.secret = secret
         self._open: set[str] = set()
         self._step = 0
         self._is_ready = threading.Event()
@@ -81,7 +81,7 @@ class FakeEngine:
         return self.requests[num_requests - 1]
 
     def _run(self) -> None:
-        with RankSocket("127.0.0.1", self._secret) as self._socket:
+        with RankSocket("127.0.0.1", self.secret) as self._socket:
             self.endpoint = self._socket.endpoint
             self._client = b""
             self._is_ready.set()

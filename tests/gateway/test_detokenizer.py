@@ -1,7 +1,7 @@
 """Streaming gives the text of one whole decode by the tokenizers library, however the tokens are cut."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -90,9 +90,8 @@ def sentencepiece_like(folder: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [byte_level_with_added_tokens, sentencepiece_like])
-def test_other_vocabularies_give_the_whole_decode_too(make: object, tmp_path: Path) -> None:
-    assert callable(make)
-    tokenizer: Tokenizer = make(tmp_path)
+def test_other_vocabularies_give_the_whole_decode_too(make: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
+    tokenizer = make(tmp_path)
     codec = TextCodec(tmp_path)
     highest = tokenizer.get_vocab_size() - 1
     lowest = 0 if make is sentencepiece_like else VOCAB_SIZE - 200

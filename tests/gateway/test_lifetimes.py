@@ -1,20 +1,60 @@
 """Beginnings and ends: keys, disconnects, limits, stalls, drains. Nothing is left open after any of them."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from pegahpc.config import FleetConfig
 from pegahpc.gateway.app import drain, make_app
-from pegahpc.gateway.appkeys import ENGINES
-from pegahpc.gateway.engines import AttachError
+from pegahpc.gateway.appkeys import ENGINES, FLEET
+from pegahpc.gateway.rank_link import AttachError
 from pegahpc.wire.keys import FleetSecret
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.fake_engine import updates_for
 
 TEXT = {"model": "tiny-moe", "prompt": "x"}
+
+
+class Relay:
+    """TCP between the gateway and a rank, that a test can cut."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._host, self._port = endpoint.removeprefix("tcp://").split(":")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Relay":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.endpoint = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def cut(self) -> None:
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        self._writers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
+        self._writers += [writer, far_writer]
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.append(asyncio.create_task(self._copy(source, sink)))
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
 
 
 async def until_empty(app: web.Application) -> None:
@@ -117,6 +157,27 @@ async def test_requests_on_a_rank_that_falls_silent_end_within_the_bound(serve: 
         assert served.app[ENGINES].num_open == 0
 
 
+async def test_a_broken_connection_fails_its_requests_at_once_and_is_made_again(serve: Serve) -> None:
+    async with serve() as served, Relay(served.engine.endpoint) as relay:
+        app = make_app(served.app[FLEET], served.engine.secret, [relay.endpoint])
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        served.engine.is_holding = True
+        asked = asyncio.create_task(served.complete())
+        await asyncio.to_thread(served.engine.wait_for_request)
+        await relay.cut()
+        async with asyncio.timeout(1):
+            status, body = await asked
+        assert status == 500
+        assert "connection to rank 0 broke" in body["error"]["message"]
+        served.engine.is_holding = False
+        await asyncio.sleep(0.3)
+        assert (await served.complete())[0] == 200
+        await runner.cleanup()
+
+
 async def test_a_drain_refuses_new_work_and_lets_running_work_finish(served: Served) -> None:
     served.engine.pause_s = 0.1
     served.engine.script = lambda request: updates_for(request, [[70]] * 5 + [[2]])
@@ -148,8 +209,7 @@ async def test_what_a_drain_cuts_off_gets_a_clear_word(serve: Serve) -> None:
         assert served.app[ENGINES].num_open == 0
 
 
-async def test_setting_up_fails_by_name_when_a_rank_does_not_answer(serve: Serve, fleet_of: object) -> None:
-    assert callable(fleet_of)
+async def test_setting_up_fails_by_name_when_a_rank_does_not_answer(fleet_of: Callable[..., FleetConfig]) -> None:
     app = make_app(fleet_of("fleet.ready_timeout_s=0.5"), FleetSecret.create(), ["tcp://127.0.0.1:9"])
     runner = web.AppRunner(app)
     with pytest.raises(AttachError, match="no answer from rank 0"):
@@ -157,11 +217,10 @@ async def test_setting_up_fails_by_name_when_a_rank_does_not_answer(serve: Serve
     await runner.cleanup()
 
 
-async def test_endpoints_in_the_wrong_order_are_refused(serve: Serve, fleet_of: object) -> None:
-    assert callable(fleet_of)
+async def test_endpoints_in_the_wrong_order_are_refused(serve: Serve, fleet_of: Callable[..., FleetConfig]) -> None:
     async with serve(num_ranks=2) as served:
         endpoints = [engine.endpoint for engine in reversed(served.engines)]
-        secret = served.engine._secret
+        secret = served.engine.secret
         runner = web.AppRunner(make_app(fleet_of(), secret, endpoints))
         with pytest.raises(AttachError, match="is answered by rank"):
             await runner.setup()

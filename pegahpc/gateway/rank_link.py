@@ -1,0 +1,115 @@
+"""The gateway's end of one rank: its socket, its pulse, its load, and the streams of its open requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from pegahpc.gateway.metrics import RankMetrics
+from pegahpc.gateway.router import RankView
+from pegahpc.gateway.streams import Stream
+from pegahpc.wire.messages import (
+    Abort,
+    Attach,
+    Failed,
+    RequestUpdate,
+    StepOutputs,
+    ToRank,
+    decode_outputs,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+
+class AttachError(RuntimeError):
+    """A rank did not answer in time, or is not the one that its endpoint should be."""
+
+
+class RankLink:
+    """One rank as the gateway sees it: its socket, its pulse, its load, its open streams."""
+
+    def __init__(self, rank: int, socket: zmq.asyncio.Socket, metrics: RankMetrics) -> None:
+        self.rank = rank
+        self.view = RankView()
+        self.metrics = metrics
+        self.streams: dict[str, Stream] = {}
+        self.step = -1  # before the first message
+        self.advanced_at_s = time.monotonic()
+        self.has_answered = asyncio.Event()
+        self._socket = socket
+        self._monitor: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+        metrics.watch(lambda: self.view.load)
+
+    def send(self, message: ToRank) -> None:
+        """Queue one message. Never blocks: the socket has no high-water mark, so libzmq takes it at once."""
+        self._socket.send(encode(message))
+
+    async def read(self) -> None:
+        """Distribute the rank's messages until cancelled."""
+        while True:
+            payload = await self._socket.recv()
+            try:
+                outputs = decode_outputs(payload)
+            except msgspec.MsgspecError as error:
+                log.error("rank %d: dropped a message of %d bytes: %s", self.rank, len(payload), error)
+                continue
+            if outputs.rank != self.rank:
+                raise AttachError(f"the endpoint of rank {self.rank} is answered by rank {outputs.rank}")
+            self.on_outputs(outputs)
+
+    async def watch_connection(self) -> None:
+        """Fail what is open when the connection breaks, until cancelled.
+
+        The rank knows a client by its connection: what it still owes to the old one never comes, and the new one
+        (libzmq makes it by itself) has to say that it is there.
+        """
+        while True:
+            await self._monitor.recv_multipart()
+            if self.streams:
+                log.error("rank %d: the connection broke; %d requests fail", self.rank, len(self.streams))
+            self.fail_all(f"The connection to rank {self.rank} broke.")
+            self.send(Attach())
+
+    def close(self) -> None:
+        """Close the socket and its monitor; what was not sent yet is dropped."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def on_outputs(self, outputs: StepOutputs) -> None:
+        """Take one step's message: pulse, load, and each request's update."""
+        now_s = time.monotonic()
+        if outputs.step > self.step:
+            self.step, self.advanced_at_s = outputs.step, now_s
+        self.view.on_report(outputs)
+        self.has_answered.set()
+        num_tokens = 0
+        for update in outputs.updates:
+            stream = self.streams.get(update.id)
+            if stream is None:
+                continue  # aborted by us, and the rank did not know yet
+            num_tokens += len(update.tokens)
+            stream.push(update, now_s)
+            if update.terminal is not None:
+                del self.streams[update.id]
+        if num_tokens:
+            self.metrics.generation_tokens.inc(num_tokens)
+
+    def silent_for_s(self) -> float:
+        """Seconds since the rank's step counter moved."""
+        return time.monotonic() - self.advanced_at_s
+
+    def fail_all(self, message: str) -> None:
+        """Give every open stream a terminal, and tell the rank, should it still listen."""
+        now_s = time.monotonic()
+        for request_id, stream in list(self.streams.items()):
+            del self.streams[request_id]
+            self.view.on_closed(request_id)
+            stream.push(RequestUpdate(id=request_id, terminal=Failed(message)), now_s)
+            self.send(Abort(request_id))
