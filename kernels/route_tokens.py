@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from pegahpc.kernels.registry import register
+from pegahpc.kernels.swiglu import logistic
 
 
 @register("route_tokens", "torch")
@@ -43,7 +44,7 @@ def route_tokens_torch(
 
     Source: DeepSeek-V2 (arXiv:2405.04434), section 2.2; DeepSeek-V3 (arXiv:2412.19437), section 2.1.2.
     """
-    scores_TE = logits_TE.sigmoid() if scoring == "sigmoid" else logits_TE.softmax(-1)
+    scores_TE = logistic(logits_TE) if scoring == "sigmoid" else logits_TE.softmax(-1)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if num_groups > 1:
         kept_TE = _kept_experts(choice_TE, num_groups, num_topk_groups, group_best)
@@ -52,14 +53,14 @@ def route_tokens_torch(
     topk_idx_TK = topk_idx_TK.sort(dim=-1).values
     weights_TK = scores_TE.gather(1, topk_idx_TK)
     if norm_topk_prob:
-        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        weights_TK = weights_TK / (_sum_in_order(weights_TK).unsqueeze(-1) + 1e-20)
     return topk_idx_TK, weights_TK * scale
 
 
 def _kept_experts(choice_TE: torch.Tensor, num_groups: int, num_topk_groups: int, group_best: int) -> torch.Tensor:
     """[num_tokens, num_experts], bool: experts of the groups that a token may choose from."""
-    choice_TGX = choice_TE.view(choice_TE.shape[0], num_groups, -1)
-    group_size = choice_TGX.shape[-1]
+    group_size = choice_TE.shape[1] // num_groups
+    choice_TGX = choice_TE.view(-1, num_groups, group_size)
     group_scores_TG = choice_TGX.topk(min(group_best, group_size)).values.sum(-1)
     kept_idx = group_scores_TG.sort(dim=-1, descending=True, stable=True).indices[:, :num_topk_groups]
     kept_TG = torch.zeros_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept_idx, True)
@@ -69,8 +70,12 @@ def _kept_experts(choice_TE: torch.Tensor, num_groups: int, num_topk_groups: int
 @register("weighted_sum", "torch")
 def weighted_sum_torch(y_TKH: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
     """[num_tokens, hidden], float32: sum_k weights[t, k] * y[t, k], one addition after the other in k."""
-    weighted_TKH = y_TKH.float() * weights_TK.unsqueeze(-1)
-    total_TH = weighted_TKH[:, 0]
-    for slot in range(1, y_TKH.shape[1]):
-        total_TH = total_TH + weighted_TKH[:, slot]
-    return total_TH
+    return _sum_in_order(y_TKH.float() * weights_TK.unsqueeze(-1))
+
+
+def _sum_in_order(x_TK: torch.Tensor) -> torch.Tensor:
+    """Sum over dim 1 by one addition after the other: a reduction may group terms by how many rows stand beside."""
+    total_T = x_TK[:, 0]
+    for slot in range(1, x_TK.shape[1]):
+        total_T = total_T + x_TK[:, slot]
+    return total_T

@@ -109,6 +109,20 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
+class BackendsConfig:
+    """`engine.backends.*`: which implementation of each kernel op; auto takes the best that runs here."""
+
+    grouped_swiglu: str = "auto"
+    latent_attention: str = "auto"
+    latent_rows: str = "auto"
+    matmul_rows: str = "auto"
+    rms_norm: str = "auto"
+    route_tokens: str = "auto"
+    silu_and_mul: str = "auto"
+    weighted_sum: str = "auto"
+
+
+@dataclass(kw_only=True)
 class EngineConfig:
     """`engine.*`: what one rank may hold and do. null means: chosen for the device (`pegahpc plan` shows it)."""
 
@@ -122,7 +136,7 @@ class EngineConfig:
     dispatcher: str = "auto"
     dtype: str = "auto"
     num_threads: int | None = None
-    backends: dict[str, str] = field(default_factory=dict)  # kernel op -> backend name
+    backends: BackendsConfig = field(default_factory=BackendsConfig)
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.page_tokens & (self.page_tokens - 1):

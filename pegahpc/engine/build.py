@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -86,15 +87,16 @@ def build_engine(
 
 def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Kernels:
     row_invariant = bool(fleet.engine.row_invariant)
-    backends = dict(fleet.engine.backends)
+    backends = asdict(fleet.engine.backends)
     if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
         log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
-        backends = {"matmul_rows": "torch", "grouped_swiglu": "torch"} | backends
+        tiles = {op: "torch" for op in ("matmul_rows", "grouped_swiglu") if backends[op] == "auto"}
+        backends |= tiles
     place = Place(device=device, dtype=dtype, row_invariant=row_invariant, num_threads=fleet.engine.num_threads or 1)
     try:
         return select_kernels(place, backends)
     except LookupError as error:
-        raise ConfigError(f"engine.backends: {error.args[0]}") from None
+        raise ConfigError(f"engine.backends.{error.args[0]}") from None
 
 
 def matmul_shapes(spec: ModelSpec) -> list[tuple[int, int, int]]:

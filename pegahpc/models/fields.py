@@ -48,7 +48,10 @@ class Fields:
 
     def optional(self, name: str, kind: type[T]) -> T | None:
         """Like `take`, with None for absent or null."""
-        return None if self._left.get(name) is None else self.take(name, kind)
+        if self._left.get(name) is None:
+            self._left.pop(name, None)
+            return None
+        return self.take(name, kind)
 
     def pin(self, name: str, only: Any) -> None:
         """The field may be absent, null, or exactly `only`: anything else is another structure."""
