@@ -23,6 +23,7 @@ from pegahpc.wire.keys import FleetSecret
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
+STUCK_CLIENT_MS = 120_000  # a client that takes no byte for so long is cut off, and its place is free
 NUM_OWN_FILES = 256  # sockets to ranks, idle connections, logs
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -92,6 +93,7 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"gateway.host: {host!r} is no address: {error.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_CLIENT_MS)  # accepted sockets inherit it
     try:
         listener.bind(address)
     except OSError as error:

@@ -1,19 +1,19 @@
 """What the OpenAI API may ask: from a body to a typed `Generation`, or a refusal that names the field.
 
-Every field is honoured or refused. `NO_OPS` holds the fields that mean nothing at one value and are refused at others.
+Every field is honoured, or refused by its name (`no_ops` has those that are refused unless they ask for nothing).
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from pegahpc.gateway.errors import ApiError, refused_field
+from pegahpc.gateway.no_ops import MESSAGE_NO_OPS, NO_OPS, STREAM_NO_OPS, without_no_ops
 from pegahpc.wire.messages import Sampling
 
 MAX_STOP_STRINGS = 4
@@ -21,69 +21,6 @@ MASK_64 = (1 << 64) - 1
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
-
-# Field -> the values that ask for nothing. 0 and False are told apart.
-NO_OPS: Mapping[str, tuple[object, ...]] = {
-    "add_generation_prompt": (None, True),
-    "allowed_token_ids": (None,),
-    "audio": (None,),
-    "bad_words": (None, []),
-    "best_of": (None, 1),
-    "cache_salt": (None,),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "continue_final_message": (None, False),
-    "detokenize": (None, True),
-    "documents": (None, []),
-    "early_stopping": (None, False),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "include_stop_str_in_output": (None, False),
-    "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "metadata": (None, {}),
-    "min_tokens": (None, 0),
-    "modalities": (None, ["text"]),
-    "n": (None, 1),
-    "parallel_tool_calls": (None, True, False),  # says nothing without tools
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "priority": (None, 0),
-    "prompt_logprobs": (None,),
-    "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "return_token_ids": (None, False),
-    "service_tier": (None, "auto", "default"),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "store": (None, False),
-    "suffix": (None,),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-    "truncate_prompt_tokens": (None,),
-    "use_beam_search": (None, False),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-}
-STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
-    "continuous_usage_stats": (None, False),
-    "include_obfuscation": (None, False),
-}
-MESSAGE_NO_OPS: Mapping[str, tuple[object, ...]] = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "name": (None,),
-    "reasoning_content": (None,),
-    "refusal": (None,),
-    "tool_call_id": (None,),
-    "tool_calls": (None, []),
-}
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -206,7 +143,7 @@ def _read(body: bytes, kind: type[Fields], model: str) -> Fields:
     if not isinstance(document, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     try:
-        fields = msgspec.convert(_without_no_ops(document, kind), kind)
+        fields = msgspec.convert(_asked_for(document, kind), kind)
     except msgspec.ValidationError as error:
         raise _named(error) from None
     if fields.model != model:
@@ -215,15 +152,15 @@ def _read(body: bytes, kind: type[Fields], model: str) -> Fields:
     return fields
 
 
-def _without_no_ops(document: dict[str, Any], kind: type[CommonFields]) -> dict[str, Any]:
+def _asked_for(document: dict[str, Any], kind: type[CommonFields]) -> dict[str, Any]:
     """The document without what asks for nothing: null for an optional field, and NO_OPS at their value."""
-    asked = _drop(_without_nulls(document, kind), NO_OPS, where="")
+    asked = without_no_ops(_without_nulls(document, kind), NO_OPS, where="")
     if isinstance(options := asked.get("stream_options"), dict):
         options = _without_nulls(options, StreamOptions)
-        asked["stream_options"] = _drop(options, STREAM_NO_OPS, where="stream_options.")
+        asked["stream_options"] = without_no_ops(options, STREAM_NO_OPS, where="stream_options.")
     if isinstance(messages := asked.get("messages"), list):
         asked["messages"] = [
-            _drop(message, MESSAGE_NO_OPS, where=f"messages[{idx}].") if isinstance(message, dict) else message
+            without_no_ops(message, MESSAGE_NO_OPS, where=f"messages[{idx}].") if isinstance(message, dict) else message
             for idx, message in enumerate(messages)
         ]
     return asked
@@ -232,16 +169,6 @@ def _without_no_ops(document: dict[str, Any], kind: type[CommonFields]) -> dict[
 def _without_nulls(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     known = kind.__struct_fields__
     return {name: value for name, value in fields.items() if value is not None or name not in known}
-
-
-def _drop(fields: dict[str, Any], no_ops: Mapping[str, tuple[object, ...]], *, where: str) -> dict[str, Any]:
-    kept = {}
-    for name, value in fields.items():
-        if name not in no_ops:
-            kept[name] = value
-        elif not any(value == no_op and isinstance(value, bool) == isinstance(no_op, bool) for no_op in no_ops[name]):
-            raise refused_field(where + name, "this value is not supported by this fleet; leave the field out")
-    return kept
 
 
 def _named(error: msgspec.ValidationError) -> ApiError:

@@ -1,10 +1,20 @@
 """Every refusal has its status, an OpenAI error body, and the name of the field."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pegahpc.config import ConfigError, ModelConfig
+from pegahpc.gateway.appkeys import MODEL
+from pegahpc.gateway.errors import ApiError
+from pegahpc.gateway.model import ServedModel
+from pegahpc.gateway.no_ops import NO_OPS
+from pegahpc.gateway.openai import ChatFields, CompletionFields, Generation, parse_chat, parse_completion
 from pegahpc.wire.messages import (
     Aborted,
     BadRequest,
@@ -17,7 +27,7 @@ from pegahpc.wire.messages import (
     RequestUpdate,
     Terminal,
 )
-from tests.gateway.conftest import Serve, Served
+from tests.gateway.conftest import TINY, Serve, Served
 from tests.gateway.fake_engine import updates_for
 
 HI = {"role": "user", "content": "hi"}
@@ -110,6 +120,25 @@ async def test_a_field_that_cannot_be_honoured_is_refused_by_name_and_never_reac
         assert (status, body["error"]["param"]) == (400, param), (fields, body)
         assert is_openai_error(body)
     assert served.engine.requests == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+field_names = sorted({*ChatFields.__struct_fields__, *CompletionFields.__struct_fields__, *NO_OPS, "model", "unknown"})
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(field_names), json_values, max_size=4), st.sampled_from(["chat", "text"]))
+def test_any_document_is_a_generation_or_a_refusal_of_the_client(fields: dict[str, Any], kind: str) -> None:
+    parse = parse_chat if kind == "chat" else parse_completion
+    base = {"model": "tiny-moe", **({"messages": [HI]} if kind == "chat" else {"prompt": "x"})}
+    try:
+        assert isinstance(parse(json.dumps(base | fields).encode(), "tiny-moe"), Generation)
+    except ApiError as error:
+        assert error.status in (400, 404)
 
 
 async def test_fields_at_the_value_that_asks_for_nothing_are_accepted(served: Served) -> None:
@@ -230,12 +259,42 @@ async def test_an_answer_with_a_hole_in_it_is_an_error_and_not_an_answer(served:
     assert "lost" in body["error"]["message"]
 
 
-async def test_a_chat_with_a_model_without_a_template_is_refused_clearly(serve: Serve, tmp_path: Any) -> None:
-    from tests.gateway.conftest import TINY
-
+async def test_a_chat_with_a_model_without_a_template_is_refused_clearly(serve: Serve, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     async with serve(f"model.path={tmp_path}") as served:
         status, body = await served.chat()
         assert (status, body["error"]["code"]) == (400, "no_chat_template")
         assert (await served.complete())[0] == 200
+
+
+async def test_a_fault_of_the_gateway_itself_is_a_500_that_tells_nothing_internal(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a secret of the house")
+
+    monkeypatch.setattr(served.app[MODEL], "to_request", fail)
+    status, body = await served.chat()
+    assert (status, body["error"]["code"], body["error"]["type"]) == (500, "internal_error", "server_error")
+    assert "secret" not in body["error"]["message"]
+    assert "a secret of the house" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json is damaged"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged"),
+        ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+    ],
+)
+def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    for needed in ("config.json", "tokenizer.json"):
+        (tmp_path / needed).write_bytes((TINY / needed).read_bytes())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.path: ") as raised:
+        ServedModel(ModelConfig(path=str(tmp_path), name="x", max_model_len=9), default_max_tokens=1)
+    assert said in str(raised.value)

@@ -1,0 +1,86 @@
+"""Fields that this fleet does not honour: accepted while they ask for nothing, else refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pegahpc.gateway.errors import refused_field
+
+# Field -> the values that ask for nothing. 0 and False are told apart.
+NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (None, True),
+    "allowed_token_ids": (None,),
+    "audio": (None,),
+    "bad_words": (None, []),
+    "best_of": (None, 1),
+    "cache_salt": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "detokenize": (None, True),
+    "documents": (None, []),
+    "early_stopping": (None, False),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "metadata": (None, {}),
+    "min_tokens": (None, 0),
+    "modalities": (None, ["text"]),
+    "n": (None, 1),
+    "parallel_tool_calls": (None, True, False),  # says nothing without tools
+    "prediction": (None,),
+    "presence_penalty": (None, 0),
+    "priority": (None, 0),
+    "prompt_logprobs": (None,),
+    "reasoning_effort": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "return_token_ids": (None, False),
+    "service_tier": (None, "auto", "default"),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "store": (None, False),
+    "suffix": (None,),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "continuous_usage_stats": (None, False),
+    "include_obfuscation": (None, False),
+}
+MESSAGE_NO_OPS: Mapping[str, tuple[object, ...]] = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "name": (None,),
+    "reasoning_content": (None,),
+    "refusal": (None,),
+    "tool_call_id": (None,),
+    "tool_calls": (None, []),
+}
+
+
+def without_no_ops(fields: dict[str, Any], no_ops: Mapping[str, tuple[object, ...]], *, where: str) -> dict[str, Any]:
+    """The other fields. `where` is the path that a refusal puts before the name.
+
+    Raises:
+        ApiError: 400 for a field of the table at a value that asks for something.
+    """
+    kept = {}
+    for name, value in fields.items():
+        if name not in no_ops:
+            kept[name] = value
+        elif not any(value == no_op and isinstance(value, bool) == isinstance(no_op, bool) for no_op in no_ops[name]):
+            raise refused_field(where + name, "this value is not supported by this fleet; leave the field out")
+    return kept
