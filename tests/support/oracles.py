@@ -114,14 +114,12 @@ def oracle_logits(oracle: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
 
 
 def greedy(oracle: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
-    """The official generate, without end of sequence."""
+    """The official generate, going on past every end of sequence."""
+    assert oracle.generation_config is not None
+    oracle.generation_config.eos_token_id = None
     with torch.no_grad():
         out = oracle.generate(  # type: ignore[operator]
-            torch.tensor([prompt]),
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
+            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
         )
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens

@@ -1,0 +1,38 @@
+"""The free-running chain over real processes: equal step counts, a constant list of exchanges, the same bits."""
+
+from pathlib import Path
+
+import pytest
+from engines import build, request, run
+from oracles import SHAPE, save_tiny
+from worlds import Asked, run_world
+
+from pegahpc.wire.messages import Sampling
+
+NUM_MOE_LAYERS = SHAPE["num_hidden_layers"] - SHAPE["first_k_dense_replace"]
+EXCHANGES_A_LAYER = 3  # counts, rows, outputs
+SAMPLED = {"temperature": 1.0, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("v3"), "v3-groups")
+
+
+def asked(count: int, first: int) -> list[Asked]:
+    lengths = [(3 + 5 * i, 8 + 3 * i) for i in range(count)]
+    return [
+        (f"{first + i}", [3 + (7 * first + 11 * i + 13 * j) % 300 for j in range(prompt)], num, SAMPLED)
+        for i, (prompt, num) in enumerate(lengths)
+    ]
+
+
+def test_ranks_with_unequal_work_leave_after_the_same_step_with_a_constant_chain(folder: Path) -> None:
+    shares = [asked(4, 0), asked(1, 4)]  # rank 1 is done long before rank 0
+    results = run_world(folder, shares, num_experts=8)
+    assert results[0].steps == results[1].steps
+    for result in results:
+        assert result.exchanges == result.steps * NUM_MOE_LAYERS * EXCHANGES_A_LAYER
+    engine = build(folder)
+    alone = run(engine, [request(n, p, m, Sampling(**s)) for n, p, m, s in shares[0] + shares[1]])
+    assert results[0].tokens | results[1].tokens == alone.tokens

@@ -1,0 +1,70 @@
+"""One rank of a fleet without trays: a real engine over gloo, its requests from stdin, what it did on stdout (JSON)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from engines import CLIENT, context, resolved
+
+from pegahpc.engine.build import build_engine
+from pegahpc.moe.dispatch_torch import TorchDispatcher
+from pegahpc.wire.messages import Request, Sampling, StepOutputs, decode_outputs, encode
+
+
+class ListInbox:
+    """An inbox that holds all requests from the start and keeps what is sent."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.waiting = [encode(request) for request in requests]
+        self.sent: list[StepOutputs] = []
+        self.num_open = len(requests)
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        return (CLIENT, self.waiting.pop(0)) if self.waiting else None
+
+    def wait(self, timeout_ms: float) -> bool:
+        return bool(self.waiting)
+
+    def send(self, client: bytes, payload: bytes) -> None:
+        outputs = decode_outputs(payload)
+        self.sent.append(outputs)
+        self.num_open -= sum(update.terminal is not None for update in outputs.updates)
+
+
+def main() -> None:
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    rank, world_size = job["rank"], job["world_size"]
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        print(json.dumps(store.port), flush=True)
+    else:
+        store = dist.TCPStore("127.0.0.1", json.loads(sys.stdin.readline()))
+    dispatcher = TorchDispatcher.connect(
+        store, rank=rank, world_size=world_size, num_experts=job["num_experts"], timeout_s=60
+    )
+    fleet = resolved(Path(job["folder"]), *job["overrides"], ep_size=world_size)
+    engine = build_engine(fleet, context(rank, world_size), dispatcher=dispatcher, progress=lambda stage, done: None)
+    before = dispatcher.num_exchanges
+    requests = [
+        Request(id=name, prompt_tokens=prompt, max_tokens=num, sampling=Sampling(**sampling))
+        for name, prompt, num, sampling in job["requests"]
+    ]
+    inbox = ListInbox(requests)
+    first_step = engine.status.step
+    engine.run(inbox, lambda: not inbox.num_open)
+    steps = engine.status.step - first_step
+    tokens: dict[str, list[int]] = {}
+    for outputs in inbox.sent:
+        for update in outputs.updates:
+            tokens.setdefault(update.id, []).extend(update.tokens)
+    answer = {"tokens": tokens, "steps": steps, "exchanges": dispatcher.num_exchanges - before}
+    print(json.dumps(answer), flush=True)
+    dispatcher.close()
+
+
+if __name__ == "__main__":
+    main()
