@@ -16,6 +16,7 @@ from pegahpc.launch.record import FleetRecord, read_record
 
 POLL_S = 0.05
 NOW_BOUND_S = 15.0
+EXIT_GRACE_S = 3.0  # for a launcher that has closed the record and only has to exit
 DRAIN_BOUND_S = 3600.0  # the fleet bounds its own drain (fleet.drain_timeout_s); this is for one that is broken
 
 
@@ -44,7 +45,9 @@ def take_down(folder: Path, record: FleetRecord, *, now: bool) -> Proof:
     if record.is_live or record.survivors():
         record.launcher.signal(signal.SIGQUIT if now else signal.SIGTERM)
         last = _wait(folder, record, NOW_BOUND_S if now else DRAIN_BOUND_S)
-    left = kill_survivors(last) + [f"{who} port {address}" for who, address in last.ports() if _listens(address)]
+    left = kill_survivors(last, grace_s=EXIT_GRACE_S) + [
+        f"{who} port {address}" for who, address in last.ports() if _listens(address)
+    ]
     return Proof(
         name=last.name,
         state=last.state,

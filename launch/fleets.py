@@ -12,7 +12,7 @@ from pegahpc.config import ConfigError
 from pegahpc.launch import claim
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event
-from pegahpc.launch.record import FleetRecord, read_record, write_record
+from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, write_record
 
 DEFAULT_NAME = "pegahpc"
 KILL_BOUND_S = 5.0
@@ -62,14 +62,23 @@ def look(folder: Path) -> FleetRecord | None:
         claim.release(folder, own)
 
 
-def kill_survivors(record: FleetRecord) -> list[str]:
-    """Kill what still runs of a fleet whose launcher is gone; names of those that would not go."""
+def kill_survivors(record: FleetRecord, *, grace_s: float = 0.0) -> list[str]:
+    """Kill what still runs of a fleet that has ended; names of those that would not go.
+
+    Args:
+        grace_s: for processes that are on their way out.
+    """
+    _wait_for_exits(record, grace_s)
     for _, process in record.survivors():
         process.signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + KILL_BOUND_S
-    while (left := record.survivors()) and time.monotonic() < deadline_s:
+    _wait_for_exits(record, KILL_BOUND_S)
+    return [f"{who} (pid {process.pid})" for who, process in record.survivors()]
+
+
+def _wait_for_exits(record: FleetRecord, bound_s: float) -> None:
+    deadline_s = time.monotonic() + bound_s
+    while record.survivors() and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    return [f"{who} (pid {process.pid})" for who, process in left]
 
 
 def _bury(folder: Path) -> FleetRecord | None:
@@ -78,6 +87,7 @@ def _bury(folder: Path) -> FleetRecord | None:
         return record
     was = record.state
     left = kill_survivors(record)
+    drop_temp_files(folder)
     record.state = "failed"
     record.reason = (
         f"launcher (pid {record.launcher.pid}) was killed, or the machine restarted, while the fleet was {was}"

@@ -13,11 +13,10 @@ from pegahpc.launch.boot import FleetBoot
 from pegahpc.launch.gateway_child import GatewayChild, GatewayError
 from pegahpc.launch.journal import log_path
 from pegahpc.launch.keeper import RecordKeeper
-from pegahpc.launch.losses import Losses
+from pegahpc.launch.losses import Losses, describe
 from pegahpc.launch.messages import (
     DEATH,
     HEARTBEAT_S,
-    REFUSAL,
     TRAY_GONE,
     Go,
     Heartbeat,
@@ -39,6 +38,7 @@ log = logging.getLogger(__name__)
 
 KILL_BOUND_S = 5.0  # for all trays to have reaped their ranks
 LEAVE_BOUND_S = 15.0  # for all ranks to leave through the chain
+HEAD_LATE_S = 1.0
 GATEWAY_MARGIN_S = 5.0  # over fleet.drain_timeout_s, before the gateway is killed
 
 
@@ -109,7 +109,7 @@ class Head:
             if life.done():
                 return life.result()
             loss = await culprit
-            return Ending("failed", self._sentence(loss))
+            return Ending("failed", describe(loss, self._keeper.record))
         except (TimeoutError, GatewayError) as error:
             return Ending("failed", str(error))
         finally:
@@ -167,8 +167,11 @@ class Head:
     async def _watch(self) -> None:
         """Look after the gateway's process and the ranks' progress."""
         assert self._gateway is not None
-        while True:
+        while not self._is_leaving:
+            asleep_s = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
+            if time.monotonic() - asleep_s > HEARTBEAT_S + HEAD_LATE_S:
+                continue  # this process was held up itself: first read what has arrived meanwhile
             if not self._gateway.child.is_alive and not self._stop.is_set():
                 how = self._gateway.child.describe()
                 self._losses.add(Loss(reason=f"{how}; log: {self._gateway.child.log_path}", weight=DEATH))
@@ -230,7 +233,7 @@ class Head:
                     self._watchdog.note(pulse, time.monotonic())
                     self._keeper.note_pulse(pulse)
             case Loss() if self._is_leaving:
-                self._late.append(self._sentence(message))
+                self._late.append(describe(message, self._keeper.record))
             case Loss():
                 self._losses.add(message)
 
@@ -241,15 +244,3 @@ class Head:
         ranks = f"ranks {hello.first_rank}..{hello.first_rank + hello.num_ranks - 1}"
         who = f"tray {tray} (pid {hello.process.pid}, host {hello.host}, {ranks})"
         self._losses.add(Loss(reason=f"{who} is gone: its connection closed", weight=TRAY_GONE))
-
-    def _sentence(self, loss: Loss) -> str:
-        """A loss in one line; what a user can mend comes first."""
-        if loss.rank is None:
-            return loss.reason
-        entry = self._keeper.record.ranks[loss.rank]
-        if loss.weight == REFUSAL:
-            return f"{loss.reason} (rank {loss.rank}; log: {entry.log})"
-        pid = loss.pid or (entry.process.pid if entry.process else 0)
-        who = f"rank {loss.rank} (tray {entry.tray}, host {entry.host or self._keeper.record.host}, pid {pid})"
-        when = f"step {entry.step}" if entry.stage == "ready" else f"stage {entry.stage}"
-        return f"{who} {loss.reason}; last seen at {when}; log: {entry.log}"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+STATE, START_TICK = 0, 19  # places in /proc/PID/stat after the name: fields 3 and 22 of proc(5)
+
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """One process of this boot: the pid and the clock tick at which it started (field 22 of /proc/PID/stat)."""
+    """One process of this boot: the pid and the clock tick at which it started."""
 
     pid: int
     started: int
@@ -19,12 +21,12 @@ class ProcessId(msgspec.Struct, frozen=True):
         """Identify a process that is there.
 
         Raises:
-            ProcessLookupError: there is none, or it has ended and only waits to be reaped.
+            ProcessLookupError: there is none.
         """
         fields = _stat(pid)
         if fields is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid, int(fields[19]))
+        return cls(pid, int(fields[START_TICK]))
 
     @classmethod
     def own(cls) -> ProcessId:
@@ -34,7 +36,7 @@ class ProcessId(msgspec.Struct, frozen=True):
     def is_alive(self) -> bool:
         """Whether this very process still runs; a zombie does not."""
         fields = _stat(self.pid)
-        return fields is not None and int(fields[19]) == self.started
+        return fields is not None and fields[STATE] not in "ZX" and int(fields[START_TICK]) == self.started
 
     def signal(self, signum: int) -> bool:
         """Send a signal unless the process is gone; True when it was sent."""
@@ -53,10 +55,9 @@ def boot_id() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields 3 and later of /proc/PID/stat (the name before them may hold blanks), or None for no living process."""
+    """Fields 3 and later of /proc/PID/stat (the name before them may hold blanks), or None for no process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else fields
+    return text[text.rindex(")") + 2 :].split()

@@ -20,9 +20,9 @@ from pegahpc.launch.children import Child, adopt_orphans, clean_environment, las
 from pegahpc.launch.fleets import kill_survivors
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event, configure_logging, log_path
-from pegahpc.launch.record import FleetRecord, read_record, write_record
+from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, write_record
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 
 TICK_S = 0.1
 END_TOGETHER_S = 8.0  # after one tray ended, for the others to follow
@@ -38,6 +38,7 @@ class LocalLauncher:
         self._trays: list[Child] = []
         self._is_draining = self._is_killed = self._is_head_frozen = False
         self._deadline_s = float("inf")
+        self._frozen_bound_s = boot.fleet.gateway.stall_s * 3  # the shared file system may be slow, too
 
     def run(self, on_tick: Callable[[FleetRecord], None]) -> FleetRecord:
         """Start the trays and stay until the last has ended; the final record.
@@ -98,7 +99,7 @@ class LocalLauncher:
             record = self._record()
             if record.updated_at != updated_at or record.state != "ready":
                 changed_s, updated_at = time.monotonic(), record.updated_at
-            elif time.monotonic() - changed_s > self._boot.fleet.gateway.stall_s:
+            elif time.monotonic() - changed_s > self._frozen_bound_s:
                 self._is_head_frozen = True
                 return
             on_tick(record)
@@ -118,6 +119,7 @@ class LocalLauncher:
         self._judge(record, ended_by)
         if left:
             record.state, record.reason = "failed", f"{record.reason}; still running: {', '.join(left)}"
+        drop_temp_files(self._boot.folder)
         record.ended_at = time.time()
         write_record(self._boot.folder, record)
         add_event(self._boot.folder, "closed", state=record.state, reason=record.reason, left=left)
@@ -129,7 +131,7 @@ class LocalLauncher:
         killed = [tray for tray in ended_by if (tray.exit_code or 0) < 0]
         if self._is_head_frozen:
             frozen = f"tray 0 (pid {self._trays[0].id.pid}) is frozen: it has not written the fleet's record for"
-            record.state, record.reason = "failed", f"{frozen} {self._boot.fleet.gateway.stall_s:g} s"
+            record.state, record.reason = "failed", f"{frozen} {self._frozen_bound_s:g} s"
         elif self._is_killed:
             record.state, record.reason = "ended", "stopped at once"
         elif time.monotonic() >= self._deadline_s and self._is_draining:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pegahpc.launch.messages import Loss
+from pegahpc.launch.messages import REFUSAL, Loss
+from pegahpc.launch.record import FleetRecord
 
 # A rank that is killed makes its peers fail within milliseconds, and their word may come first.
 GRACE_S = 0.3
@@ -27,3 +28,16 @@ class Losses:
         await self._has_come.wait()
         await asyncio.sleep(GRACE_S)
         return max(self._losses, key=lambda loss: loss.weight)  # of equals the first
+
+
+def describe(loss: Loss, record: FleetRecord) -> str:
+    """A loss in one line; what a user can mend comes first."""
+    if loss.rank is None:
+        return loss.reason
+    entry = record.ranks[loss.rank]
+    if loss.weight == REFUSAL:
+        return f"{loss.reason} (rank {loss.rank}; log: {entry.log})"
+    pid = loss.pid or (entry.process.pid if entry.process else 0)
+    who = f"rank {loss.rank} (tray {entry.tray}, host {entry.host or record.host}, pid {pid})"
+    when = f"step {entry.step}" if entry.stage == "ready" else f"stage {entry.stage}"
+    return f"{who} {loss.reason}; last seen at {when}; log: {entry.log}"

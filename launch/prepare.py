@@ -14,10 +14,11 @@ from pegahpc.launch.boot import FleetBoot, Programs
 from pegahpc.launch.fleets import kill_survivors
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event
-from pegahpc.launch.record import new_record, prepare_folder, read_record, write_record
+from pegahpc.launch.record import drop_temp_files, new_record, prepare_folder, read_record, write_record
 from pegahpc.plan import Plan
 from pegahpc.wire.keys import FleetSecret
 
+EXIT_GRACE_S = 2.0  # for a launcher that has given the name back and only has to exit
 CLAIM_PATIENCE_S = 5.0  # for a fleet that has ended but whose launcher still tidies up
 
 
@@ -67,8 +68,9 @@ def _claim(folder: Path, launcher: ProcessId) -> None:
 def _clear(folder: Path) -> None:
     """End what an earlier fleet left running, and put its logs aside."""
     record = read_record(folder)
-    if record is not None and (left := kill_survivors(record)):
+    if record is not None and (left := kill_survivors(record, grace_s=EXIT_GRACE_S)):
         raise ConfigError(f"fleet.name: of the fleet before this one still runs: {', '.join(left)}")
+    drop_temp_files(folder)
     logs, previous = folder / "logs", folder / "logs.previous"
     if logs.exists():
         shutil.rmtree(previous, ignore_errors=True)

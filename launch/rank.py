@@ -16,7 +16,7 @@ from pegahpc.checkpoint.files import CheckpointError
 from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import configure_logging
-from pegahpc.launch.messages import ERROR, REFUSAL, Pulse, RankRecord
+from pegahpc.launch.messages import CONSEQUENCE, ERROR, REFUSAL, Pulse, RankRecord
 from pegahpc.launch.rank_link import RankLink
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.wire.keys import FleetSecret
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pegahpc.engine.status import StatusBlock
     from pegahpc.moe.dispatch import Dispatcher
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pegahpc.launch.rank")  # __name__ is __main__ here
 
 
 def main() -> None:
@@ -103,7 +103,8 @@ def _in_one_line(error: Exception) -> tuple[str, int]:
     said = " ".join(str(error).split())
     if isinstance(error, ConfigError | CheckpointError | UnsupportedModel | FileNotFoundError | PermissionError):
         return said, REFUSAL
-    return f"failed with {type(error).__name__}: {said}", ERROR
+    is_peers_fault = isinstance(error, RuntimeError) and "gloo" in said  # torch has no type for a peer that is gone
+    return f"failed with {type(error).__name__}: {said}", CONSEQUENCE if is_peers_fault else ERROR
 
 
 if __name__ == "__main__":

@@ -143,6 +143,13 @@ def read_record(folder: Path) -> FleetRecord | None:
         raise ConfigError(f"fleet.home: {path} is not a fleet record ({error}); move the folder away") from None
 
 
+def drop_temp_files(folder: Path) -> None:
+    """Remove what a process that was killed within an atomic write has left; for the holder of the name."""
+    for name in ("record.json", "secret"):
+        for temp in folder.glob(f".{name}.*.tmp"):
+            temp.unlink(missing_ok=True)
+
+
 def prepare_folder(folder: Path) -> None:
     """Make the fleet's folder, mode 0700.
 

@@ -42,7 +42,7 @@ from pegahpc.launch.messages import (
 from pegahpc.launch.rank_slot import RankSlot
 from pegahpc.launch.record import read_record
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pegahpc.launch.tray")  # __name__ is __main__ here
 
 REAP_BOUND_S = 5.0
 PARENT_GONE_GRACE_S = 1.0  # for the head to write down why

@@ -43,9 +43,10 @@ class Watchdog:
         if silent:
             worst = min(silent, key=lambda vital: vital.heard_s)
             return worst.pulse.rank, f"has been silent for {now_s - worst.heard_s:.1f} s{_last(worst.pulse)}"
-        stuck = [vital for vital in self._vitals.values() if now_s - vital.advanced_s > self._bound_s]
-        if not stuck:
+        if all(now_s - vital.advanced_s <= self._bound_s for vital in self._vitals.values()):
             return None
+        # those whom it holds up stopped a moment before or after it: judge all that stand still
+        stuck = [vital for vital in self._vitals.values() if now_s - vital.advanced_s > self._bound_s / 2]
         worst = min(stuck, key=lambda vital: (bool(vital.pulse.waiting_for), vital.pulse.step, vital.pulse.exchange))
         return worst.pulse.rank, f"has not moved for {now_s - worst.advanced_s:.1f} s{_last(worst.pulse)}"
 

@@ -30,11 +30,11 @@ def kill(process: ProcessId | None) -> None:
     assert process is not None and process.signal(signal.SIGKILL)
 
 
-def assert_failed(fleet: RunningFleet, before: FleetRecord, *said: str) -> None:
+def assert_failed(fleet: RunningFleet, before: FleetRecord, *said: str, within_s: float = SECONDS_TO_END) -> None:
     began_s = time.monotonic()
     after = fleet.wait_for("failed")
     fleet.assert_nothing_is_left(before.ports())
-    assert time.monotonic() - began_s < SECONDS_TO_END
+    assert time.monotonic() - began_s < within_s
     after = fleet.record()
     for words in said:
         assert words in after.reason
@@ -111,11 +111,12 @@ def test_a_rank_that_others_wait_for_is_found_though_it_speaks(start: Start) -> 
     assert "rank 2 (tray 1" in record.reason and "has not moved for" in record.reason
 
 
+@pytest.mark.slow
 def test_a_frozen_head_is_ended_by_the_launcher(start: Start) -> None:
     fleet = start("topology=ep2", "gateway.stall_s=2")
     record = when_ready(fleet)
     assert record.trays[0].process.signal(signal.SIGSTOP)
-    assert_failed(fleet, record, "tray 0 (pid", "frozen")
+    assert_failed(fleet, record, "tray 0 (pid", "frozen", within_s=12)  # three times the bound, then the teardown
 
 
 def test_what_a_user_can_mend_is_the_reason_once_and_short(start: Start) -> None:

@@ -52,6 +52,15 @@ def test_of_ranks_that_stand_still_the_one_that_waits_for_nobody_is_named() -> N
     assert verdict == (2, "has not moved for 7.5 s (step 4, exchange 8, phase attention)")
 
 
+def test_the_culprit_is_named_though_those_that_wait_for_it_stopped_first() -> None:
+    watchdog = Watchdog(5.0)
+    for second in range(8):
+        watchdog.note(Pulse(rank=0, step=4, waiting_for="rank 1"), float(second))
+        watchdog.note(Pulse(rank=1, step=4 + (second > 0)), float(second))
+    verdict = watchdog.verdict(5.5)
+    assert verdict is not None and verdict[0] == 1
+
+
 def test_exchanges_within_one_long_step_are_progress() -> None:
     watchdog = watched([[Pulse(rank=0, step=1, exchange=s)] for s in range(20)])
     assert watchdog.verdict(19.5) is None
