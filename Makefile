@@ -1,5 +1,6 @@
 # serve   start the shipped model on this machine (Ctrl-C drains); ARGS="topology=ep2" are Hydra overrides
 # test    what CI runs: check, then all tests that this machine can run
+# bench   the engine beside transformers, memory of a rank, time to ready
 # check   formatting, lint, and both type checkers
 # setup   only make the virtual environment, with the development tools in it
 #
@@ -39,8 +40,8 @@ format: $(VENV)/.setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.serve
-	$(BIN)/pegahpc bench $(ARGS)
+bench: $(VENV)/.setup
+	HF_HUB_OFFLINE=1 $(BIN)/python tools/bench_engine.py $(ARGS)
 
 gpu: $(VENV)/.setup
 	$(BIN)/pytest -m "gpu or multi_gpu" $(ARGS)
