@@ -26,7 +26,7 @@ def matmul_rows_tiles(x_TI: torch.Tensor, w_IO: torch.Tensor) -> torch.Tensor:
     num_rows = x_TI.shape[0]
     padded = x_TI.new_zeros(-(-num_rows // ROW_TILE) * ROW_TILE, x_TI.shape[1])
     padded[:num_rows] = x_TI
-    tiles = [tile @ w_IO for tile in padded.split(ROW_TILE)] if num_rows else []
+    tiles = [tile @ w_IO for tile in torch.split(padded, ROW_TILE)] if num_rows else []
     return torch.cat(tiles)[:num_rows] if tiles else x_TI.new_empty(0, w_IO.shape[1])
 
 
@@ -34,11 +34,13 @@ def matmul_rows_tiles(x_TI: torch.Tensor, w_IO: torch.Tensor) -> torch.Tensor:
 def matmul_rows_even(x_TI: torch.Tensor, w_IO: torch.Tensor) -> torch.Tensor:
     """One product for 2 to 128 rows, an odd count padded by one. Row-invariant where `is_row_invariant` says so."""
     num_rows = x_TI.shape[0]
-    if num_rows % 2:
-        return matmul_rows_even(torch.cat((x_TI, x_TI[:1])), w_IO)[:num_rows]
-    if num_rows <= EVEN_CHUNK:
+    if num_rows <= EVEN_CHUNK and not num_rows % 2:  # a step's own rows: the common case, without the cost of a split
         return x_TI @ w_IO
-    return torch.cat([chunk @ w_IO for chunk in x_TI.split(EVEN_CHUNK)])
+    if num_rows % 2:
+        x_TI = torch.cat((x_TI, x_TI[:1]))
+    chunks = torch.split(x_TI, EVEN_CHUNK)
+    out_TO = chunks[0] @ w_IO if len(chunks) == 1 else torch.cat([chunk @ w_IO for chunk in chunks])
+    return out_TO[:num_rows]
 
 
 @register("matmul_rows", "mm", priority=5, supports=lambda place: not place.row_invariant)

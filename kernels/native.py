@@ -14,6 +14,7 @@ import platform
 import secrets
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-f
 COMPILE_TIMEOUT_S = 60
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-SIGNATURES: dict[str, list[type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_float]]] = {
+SIGNATURES: Mapping[str, Sequence[type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_float]]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
     "matmul_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
@@ -41,7 +42,7 @@ def library() -> ctypes.CDLL | None:
     """The compiled kernels, built now if they are not in the cache; None where they cannot be had (logged once)."""
     try:
         loaded = ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("native CPU kernels are not available, torch's are used: %s", error)
         return None
     for name, signature in SIGNATURES.items():
@@ -51,7 +52,11 @@ def library() -> ctypes.CDLL | None:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/pegahpc, else ~/.cache/pegahpc."""
+    """$XDG_CACHE_HOME/pegahpc, else ~/.cache/pegahpc.
+
+    Raises:
+        RuntimeError: there is no home (a container that runs as a user it does not know).
+    """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pegahpc"
 
@@ -78,6 +83,8 @@ def _compile(compiler: str, path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[:500]}")
+        with temp.open("rb") as file:
+            os.fsync(file)  # a machine that dies now must not leave an empty library under the final name
         os.replace(temp, path)
     finally:
         temp.unlink(missing_ok=True)

@@ -53,12 +53,15 @@ class Dispatcher(Protocol):
 
     def chain_view(self) -> ChainView:
         """What the words of the step's first exchange said."""
+        ...
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         """Send each live row to the ranks of its chosen experts."""
+        ...
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         """Bring the experts' outputs home: [num_live_rows, num_topk, hidden], in the order of topk_idx."""
+        ...
 
     def close(self) -> None:
         """Leave the transport; the last thing a rank does."""
@@ -119,4 +122,5 @@ def group_pairs(counts_SE: Indices) -> Indices:
     counts_E = counts_SE.sum(0)
     start_SE = (counts_E.cumsum() - counts_E) + (counts_SE.cumsum(0) - counts_SE)
     runs = counts_SE.reshape(-1)
-    return np.arange(int(runs.sum())) + np.repeat(start_SE.reshape(-1) - (runs.cumsum() - runs), runs)
+    place_Q: Indices = np.arange(int(runs.sum())) + np.repeat(start_SE.reshape(-1) - (runs.cumsum() - runs), runs)
+    return place_Q

@@ -10,6 +10,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Indices, Received, group_pairs, sort_pairs
 
@@ -44,7 +45,7 @@ class TorchDispatcher:
 
     @classmethod
     def connect(
-        cls, store: dist.Store, *, rank: int, world_size: int, num_experts: int, timeout_s: float
+        cls, store: Store, *, rank: int, world_size: int, num_experts: int, timeout_s: float
     ) -> TorchDispatcher:
         """Join the fleet's group through a store that all ranks share. The one place where the group is made.
 
