@@ -54,6 +54,7 @@ class Inbox(Protocol):
 
     def wait(self, timeout_ms: float) -> bool:
         """Sleep until a message waits."""
+        ...
 
     def send(self, client: bytes, payload: bytes) -> None:
         """Queue one message."""
@@ -128,7 +129,7 @@ class Engine:
             client, payload = message
             try:
                 decoded = decode_to_rank(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 log.warning("wire: dropped a message of %d bytes that is none of ours: %s", len(payload), error)
                 continue
             if isinstance(decoded, Attach):
@@ -153,6 +154,8 @@ class Engine:
         """Free a request's pages now; one that is over, or was never here, is no error."""
         sequence = self.scheduler.find((client, request_id))
         if sequence is not None:
+            if sequence.num_computed and not sequence.num_generated:
+                self.runner.clean(sequence)  # no logits have shown yet that its rows are finite
             self.scheduler.remove(sequence)
             self.outbox.terminal(client, request_id, Aborted())
 

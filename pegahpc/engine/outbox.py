@@ -10,7 +10,8 @@ class Outbox:
     """The only way out of the engine. Field order in an update is event order: scheduled, tokens, terminal."""
 
     def __init__(self) -> None:
-        self._updates: dict[bytes, dict[str, RequestUpdate]] = {}
+        self._updates: dict[bytes, list[RequestUpdate]] = {}
+        self._open: dict[tuple[bytes, str], RequestUpdate] = {}  # those of them that have no terminal yet
 
     def scheduled(self, sequence: Sequence, now_s: float) -> None:
         """The request left the queue."""
@@ -23,18 +24,17 @@ class Outbox:
 
     def terminal(self, client: bytes, request_id: str, terminal: Terminal) -> None:
         """The request's end; nothing more is said of it."""
-        update = self._of(client, request_id)
-        assert update.terminal is None, f"request {request_id} has two terminals"
-        update.terminal = terminal
+        self._of(client, request_id).terminal = terminal
+        del self._open[client, request_id]  # the id is free: a request that takes it is another one
 
     def take(self) -> dict[bytes, list[RequestUpdate]]:
         """Everything since the last call, by client."""
-        taken = {client: list(updates.values()) for client, updates in self._updates.items()}
-        self._updates = {}
+        taken, self._updates, self._open = self._updates, {}, {}
         return taken
 
     def _of(self, client: bytes, request_id: str) -> RequestUpdate:
-        updates = self._updates.setdefault(client, {})
-        if request_id not in updates:
-            updates[request_id] = RequestUpdate(id=request_id, tokens=[])
-        return updates[request_id]
+        if (client, request_id) not in self._open:
+            update = RequestUpdate(id=request_id, tokens=[])
+            self._open[client, request_id] = update
+            self._updates.setdefault(client, []).append(update)
+        return self._open[client, request_id]
