@@ -61,8 +61,9 @@ def sample(logits_SV: torch.Tensor, draws: ListLike[Draw]) -> tuple[list[int], l
 def _draw(logits_V: torch.Tensor, draw: Draw) -> int:
     """One sampled token, in float64 so that the cumulative sum of a large vocabulary is exact enough."""
     sampling = draw.sampling
-    scaled_V, ids_V = (logits_V.double() / sampling.temperature).sort(descending=True, stable=True)
-    probs_V = (scaled_V - scaled_V[0]).exp()  # relative to the most probable token, which has 1
+    sorted_V, ids_V = logits_V.double().sort(descending=True, stable=True)
+    # Relative to the most probable token, which has 1; the difference comes first: a quotient may overflow.
+    probs_V = ((sorted_V - sorted_V[0]) / sampling.temperature).exp()
     if sampling.min_p > 0:
         probs_V = probs_V[: int((probs_V >= sampling.min_p).sum())]
     if sampling.top_k > 0:
