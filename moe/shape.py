@@ -14,7 +14,7 @@ class RouterShape:
     """How a line routes; field values are the checkpoint's.
 
     Raises:
-        ValueError: a scoring or method that is not known, or groups that cannot hold num_topk experts.
+        ValueError: a scoring or method that is not known, or counts that do not fit each other.
     """
 
     num_experts: int
@@ -29,9 +29,14 @@ class RouterShape:
     def __post_init__(self) -> None:
         if self.scoring not in SCORINGS or self.method not in METHODS:
             raise ValueError(f"router: scoring {self.scoring!r} with method {self.method!r} is not known")
+        for name in ("num_experts", "num_topk", "num_groups", "num_topk_groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"router: {name} is {getattr(self, name)}, below 1")
         if self.num_experts % self.num_groups:
             raise ValueError(f"num_experts {self.num_experts} is not a multiple of num_groups {self.num_groups}")
         held = self.num_topk_groups * (self.num_experts // self.num_groups)
+        if self.num_topk_groups > self.num_groups:
+            raise ValueError(f"num_topk_groups {self.num_topk_groups} is above num_groups {self.num_groups}")
         if held < self.num_topk:
             raise ValueError(
                 f"{self.num_topk_groups} groups of {self.num_experts // self.num_groups} hold fewer than"

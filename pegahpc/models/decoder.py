@@ -19,6 +19,7 @@ class FFN(Protocol):
 
     def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
         """[num_rows, hidden] to the same."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,14 +91,18 @@ def _ffns(fields: Fields, router: RouterShape) -> tuple[FFN, ...]:
 
 def _rope(fields: Fields, *, dim: int, max_position: int) -> Rope:
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (as published)."""
-    if dim % 2:
-        raise UnsupportedModel(f"config.json: qk_rope_head_dim is {dim}, not even")
+    if dim < 2 or dim % 2:
+        raise UnsupportedModel(f"config.json: qk_rope_head_dim is {dim}; rotary pairs need an even number, at least 2")
     theta = fields.optional("rope_theta", float)
     scaling = fields.nested("rope_scaling")
     merged = fields.nested("rope_parameters")
+    if merged is not None and scaling is not None:
+        raise UnsupportedModel("config.json: rope_parameters and rope_scaling are both given; keep one")
     if merged is not None:
         scaling, theta = merged, merged.take("rope_theta", float, theta)
-    theta = theta or 10000.0
+    theta = 10000.0 if theta is None else theta
+    if theta <= 1:
+        raise UnsupportedModel(f"config.json: rope_theta is {theta}, not above 1")
     if scaling is None:
         return Rope(dim=dim, theta=theta, max_position=max_position)
     kind = scaling.optional("rope_type", str) or scaling.optional("type", str) or "default"

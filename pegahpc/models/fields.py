@@ -33,17 +33,19 @@ class Fields:
         """The field's value; `default` when it is absent or null.
 
         Raises:
-            UnsupportedModel: absent without a default, or of another type.
+            UnsupportedModel: absent without a default, of another type, or a negative count.
         """
         value = self._left.pop(name, None)
         if value is None:
             value = default
         if value is None:
             raise UnsupportedModel(f"{self._where}: {name} is missing")
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and type(value) is int:
             return kind(value)
         if type(value) is not kind:
             raise UnsupportedModel(f"{self._where}: {name} is {value!r}, not of type {kind.__name__}")
+        if isinstance(value, int) and value < 0:
+            raise UnsupportedModel(f"{self._where}: {name} is {value}, below 0")
         return value
 
     def optional(self, name: str, kind: type[T]) -> T | None:

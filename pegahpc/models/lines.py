@@ -48,7 +48,7 @@ def probe(config: Mapping[str, Any]) -> ModelSpec:
         if not isinstance(text, Mapping):
             raise UnsupportedModel(f"config.json: {model_type} has no text_config")
         return replace(probe(text), tensor_prefix="language_model.")
-    if model_type not in LINES:
+    if not isinstance(model_type, str) or model_type not in LINES:
         known = ", ".join(sorted([*LINES, *WRAPPERS]))
         raise UnsupportedModel(f"config.json: model_type is {model_type!r}; pegahpc serves {known}")
     try:
