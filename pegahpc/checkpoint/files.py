@@ -41,19 +41,20 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
             its shards.
     """
     placed = _placement(folder)
-    tensors: dict[str, TensorInfo] = {}
+    headers: dict[Path, dict[str, TensorInfo]] = {}
     found: list[str] = []
     for file in sorted(set(placed.values())):
         try:
-            tensors |= _header(file)
+            headers[file] = _header(file)
         except (OSError, SafetensorError) as error:
             found.append(f"{file}: cannot be read ({error}); is the file whole?")
     if not found:
         found = [f"{file}: has no tensor {name!r}, which {INDEX} puts there" for name, file in placed.items()
-                 if name and (name not in tensors or tensors[name].file != file)]  # fmt: skip
+                 if name and name not in headers[file]]  # fmt: skip
     if found:
         raise faults(found)
-    return tensors
+    tensors = {name: info for header in headers.values() for name, info in header.items()}
+    return tensors | {name: headers[file][name] for name, file in placed.items() if name}
 
 
 def _placement(folder: Path) -> dict[str, Path]:

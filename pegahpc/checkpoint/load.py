@@ -48,9 +48,9 @@ def load_decoder(folder: Path, spec: ModelSpec, placement: Placement, progress: 
     wanted = check(spec, tensors)
     num_local, first = placement.dispatcher.num_local_experts, placement.dispatcher.first_expert
     own = range(first, first + num_local)
-    share = {t.name: num_local / t.shape[0] if t.is_stack else float(t.expert is None or t.expert in own)
-             for t in wanted}  # fmt: skip
-    total = sum(prod(t.shape) * share[t.name] for t in wanted)
+    kept = [tensor for tensor in wanted if tensor.expert is None or tensor.expert in own]
+    total = sum(prod(tensor.shape) * num_local // tensor.shape[0] if tensor.is_stack else prod(tensor.shape)
+                for tensor in kept)  # fmt: skip
     with TensorReader(tensors, placement, lambda done: progress(done / total)) as reader:
         return _decoder(reader, spec, placement)
 
@@ -118,8 +118,8 @@ def _layer(reader: TensorReader, spec: ModelSpec, placement: Placement, layer: i
 
 def _latent_weights(reader: TensorReader, spec: ModelSpec, before: str) -> LatentWeights:
     shape = spec.attention
-    kv_b_NXC = reader.get(before + "kv_b_proj.weight").unflatten(0, (shape.num_heads, -1))
-    w_uk_NPC, w_vu_NVC = kv_b_NXC.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
+    kv_b_NXC = torch.unflatten(reader.get(before + "kv_b_proj.weight"), 0, (shape.num_heads, -1))
+    w_uk_NPC, w_vu_NVC = torch.split(kv_b_NXC, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
     has_lora = shape.q_lora_rank is not None
     q_in = "q_a_proj.weight" if has_lora else "q_proj.weight"
     return LatentWeights(
