@@ -1,6 +1,7 @@
 """Rotary positions, query rows and cache rows of latent attention, in one op: they touch the same few bytes."""
 
-# Shape suffixes: T = tokens, N = heads, C = latent dims, R = rotary dims (even), D = C + R, X = nope + R, Y = cache rows
+# Shape suffixes: T = tokens, N = heads, C = latent dims, R = rotary dims (even), D = C + R, X = nope + R,
+# Y = cache rows
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TensorReader:
         self._stack.close()
 
     def get(self, name: str, *, experts: range | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor (of a stack, these experts' slice), checked to be finite, in the placement's or the given dtype."""
+        """The tensor (of a stack, these experts' slice), checked to be finite, in the placement's or this dtype."""
         handle = self._open[self.tensors[name].file]
         tensor: torch.Tensor = (
             handle.get_tensor(name) if experts is None else handle.get_slice(name)[experts.start : experts.stop]
