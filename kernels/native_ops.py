@@ -1,6 +1,12 @@
-"""The `native` backends: kernels/csrc/cpu.c behind the registry's signatures. Float32, CPU, one thread."""
+"""The `native` backends: kernels/csrc/cpu.c behind the registry's signatures. Float32, CPU, one thread.
+
+A tensor whose pointer is passed must have a name here until the call returns, or its memory is free by then.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -14,8 +20,14 @@ def runs(place: Place) -> bool:
     return is_plain and native.library() is not None
 
 
+@cache
+def _function(name: str) -> Callable[..., None]:
+    function: Callable[..., None] = getattr(native.library(), name)
+    return function
+
+
 def _call(name: str, *arguments: object) -> None:
-    getattr(native.library(), name)(*arguments)
+    _function(name)(*arguments)
 
 
 @register("rms_norm", "native", priority=20, supports=runs)
@@ -39,9 +51,10 @@ def matmul_rows_native(x_TI: torch.Tensor, w_IO: torch.Tensor) -> torch.Tensor:
 
 @register("silu_and_mul", "native", priority=20, supports=runs)
 def silu_and_mul_native(gate_up_TI: torch.Tensor) -> torch.Tensor:
+    gate_up_TI = gate_up_TI.contiguous()
     num_rows, width = gate_up_TI.shape[0], gate_up_TI.shape[1] // 2
     out_TI = gate_up_TI.new_empty(num_rows, width)
-    _call("silu_and_mul", gate_up_TI.contiguous().data_ptr(), out_TI.data_ptr(), num_rows, width)
+    _call("silu_and_mul", gate_up_TI.data_ptr(), out_TI.data_ptr(), num_rows, width)
     return out_TI
 
 
@@ -101,12 +114,13 @@ def latent_rows_native(
     cache_YD: torch.Tensor,
     row_idx_T: torch.Tensor,
 ) -> torch.Tensor:
+    q_TNX = q_TNX.contiguous()
     num_heads, num_rows, latent = absorbed_NTC.shape
     rotary = cis_TR.shape[1]
     out_TND = q_TNX.new_empty(num_rows, num_heads, latent + rotary)
     _call(
         "latent_rows",
-        q_TNX.contiguous().data_ptr(),
+        q_TNX.data_ptr(),
         absorbed_NTC.data_ptr(),
         latent_TC.data_ptr(),
         k_pe_TR.data_ptr(),

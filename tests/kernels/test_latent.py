@@ -20,7 +20,7 @@ LATENT, ROTARY = 21, 6
 DIM = LATENT + ROTARY
 SCALE = 0.37
 NUM_BLOCKS = 1500
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # float32, sums of at most 700 weighted rows of size 1
+CLOSE = 1e-5  # float32, sums of at most 700 weighted rows of size 1
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -69,7 +69,7 @@ def test_decode_rows_with_a_context_each_match_float64(
     assert got.shape == (3, num_heads, LATENT)
     for row in range(3):
         want = attend(q[row], cache.rows(block_idx[row]), lengths[row])
-        torch.testing.assert_close(got[row].double(), want, **CLOSE)
+        torch.testing.assert_close(got[row].double(), want, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", ATTENTION)
@@ -83,7 +83,7 @@ def test_a_chunk_sees_its_past_and_itself_causally(backend: str, first: int, num
     got = kernel(q, cache.blocks, block_idx, seq_lens, kv_lora_rank=LATENT, scale=SCALE)
     rows = cache.rows(block_idx[0])
     want = torch.stack([attend(q[row], rows, first + row + 1) for row in range(num_rows)])
-    torch.testing.assert_close(got.double(), want, **CLOSE)
+    torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", ATTENTION)
@@ -121,7 +121,7 @@ def test_equal_scores_of_any_size_average_the_values(backend: str, score: float)
     kernel = select("latent_attention", CPU, backend)
     got = kernel(q, blocks, block_idx, torch.tensor([311]), kv_lora_rank=LATENT, scale=1.0)
     want = blocks[1:].flatten(0, 1)[:311, :LATENT].double().mean(0)
-    torch.testing.assert_close(got[0, 0].double(), want, **CLOSE)
+    torch.testing.assert_close(got[0, 0].double(), want, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", ATTENTION)
@@ -207,6 +207,20 @@ def test_rows_are_rotated_joined_and_written_where_they_belong(backend: str, num
     torch.testing.assert_close(cache, want_cache, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ROWS)
+@pytest.mark.parametrize("nope", [0, 1, 4])
+def test_queries_that_are_a_slice_of_wider_rows_are_read_right(backend: str, nope: int) -> None:
+    """The copy that a backend makes of them must live until it has been read."""
+    wide, absorbed = randn(9, 2 * (nope + ROTARY) + 7), randn(2, 9, LATENT, seed=1)
+    q = torch.unflatten(wide[:, : 2 * (nope + ROTARY)], 1, (2, nope + ROTARY))
+    latent, k_pe, idx = randn(9, LATENT, seed=2), randn(9, ROTARY, seed=3), torch.arange(9)
+    kernel, cis = select("latent_rows", CPU, backend), cis_of(list(range(9)))
+    got = kernel(q, absorbed, latent, k_pe, cis, torch.zeros(9, DIM), idx)
+    assert torch.equal(got, kernel(q.clone(), absorbed, latent, k_pe, cis, torch.zeros(9, DIM), idx))
+    want = [[rotated(q[t, n, nope:].tolist(), t) for n in range(2)] for t in range(9)]
+    torch.testing.assert_close(got[..., LATENT:], torch.tensor(want), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", backends_of("latent_rows", INVARIANT))
 def test_rows_keep_their_bits_whatever_stands_beside_them(backend: str) -> None:
     kernel, positions = select("latent_rows", INVARIANT, backend), list(range(33))
@@ -226,8 +240,8 @@ def test_rows_keep_their_bits_whatever_stands_beside_them(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ROWS)
 def test_padding_rows_may_share_one_place(backend: str) -> None:
-    q, absorbed, latent, k_pe = (t.expand(3, *t.shape[1:]).contiguous() for t in
-                                 (randn(1, 2, 10), randn(1, 2, LATENT), randn(1, LATENT), randn(1, ROTARY)))  # fmt: skip
+    one_row = (randn(1, 2, 10), randn(1, 2, LATENT), randn(1, LATENT), randn(1, ROTARY))
+    q, absorbed, latent, k_pe = (t.expand(3, *t.shape[1:]).contiguous() for t in one_row)
     cache = torch.zeros(4, DIM)
     heads_first = absorbed.transpose(0, 1).contiguous()
     idx = torch.zeros(3, dtype=torch.int64)

@@ -62,7 +62,7 @@ def test_without_a_home_torch_serves(monkeypatch: pytest.MonkeyPatch, caplog: py
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(native.Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", no_home)
     assert_torch_serves(caplog, "Could not determine home directory.")
 
 

@@ -33,7 +33,7 @@ def test_an_unknown_op_is_answered_with_the_known_ops() -> None:
 
 
 def test_a_backend_that_cannot_run_here_is_refused_by_name() -> None:
-    with pytest.raises(LookupError, match="matmul_rows: backend 'mm' does not run on .*row_invariant=True"):
+    with pytest.raises(LookupError, match=r"matmul_rows: backend 'mm' does not run on .*row_invariant=True"):
         choose("matmul_rows", Place(device=torch.device("cpu"), row_invariant=True), "mm")
 
 

@@ -17,7 +17,7 @@ CPU = Place(device=torch.device("cpu"))
 INVARIANT = Place(device=torch.device("cpu"), row_invariant=True)
 EPS = 1e-6
 # float32 accumulates up to 200 products of size about 1: a few units of 2^-24 of the sum's size.
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+CLOSE = 2e-5
 ROW_COUNTS = [0, 1, 2, 3, 5, 6, 7, 13, 16, 17, 33, 129, 200]
 SLICES = [slice(0, 1), slice(0, 2), slice(3, 4), slice(5, 12), slice(20, 37), slice(1, 132), slice(139, 140)]
 
@@ -46,7 +46,9 @@ def test_rms_norm_matches_float64(backend: str, hidden: int, num_rows: int) -> N
     want = [[v / (sum(u * u for u in row) / hidden + EPS) ** 0.5 * w for v, w in zip(row, weight.tolist(), strict=True)]
             for row in x.tolist()]  # fmt: skip
     assert got.shape == (num_rows, hidden) and got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), torch.tensor(want, dtype=torch.float64).view(num_rows, hidden), **CLOSE)
+    torch.testing.assert_close(
+        got.double(), torch.tensor(want, dtype=torch.float64).view(num_rows, hidden), rtol=CLOSE, atol=CLOSE
+    )
 
 
 @pytest.mark.parametrize("backend", backends_of("rms_norm", CPU))
@@ -79,7 +81,7 @@ def test_products_match_float64(backend: str, num_in: int, num_out: int, num_row
     x, w = randn(num_rows, num_in), randn(num_in, num_out, seed=1)
     got = select("matmul_rows", CPU, backend)(x, w)
     assert got.shape == (num_rows, num_out) and got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), torch.einsum("ti,io->to", x.double(), w.double()), **CLOSE)
+    torch.testing.assert_close(got.double(), torch.einsum("ti,io->to", x.double(), w.double()), rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", backends_of("matmul_rows", CPU))
@@ -87,7 +89,7 @@ def test_products_match_float64(backend: str, num_in: int, num_out: int, num_row
 def test_products_read_rows_that_are_a_slice_of_wider_ones(backend: str, num_rows: int) -> None:
     wide, w = randn(num_rows, 60), randn(37, 20, seed=1)
     got = select("matmul_rows", CPU, backend)(wide[:, 11:48], w)
-    torch.testing.assert_close(got.double(), wide[:, 11:48].double() @ w.double(), **CLOSE)
+    torch.testing.assert_close(got.double(), wide[:, 11:48].double() @ w.double(), rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", backends_of("silu_and_mul", CPU))
@@ -100,6 +102,13 @@ def test_swiglu_matches_float64(backend: str, width: int, num_rows: int) -> None
     torch.testing.assert_close(
         got.double(), silu64(gate_up[:, :width]) * gate_up[:, width:].double(), rtol=3e-6, atol=3e-6
     )
+
+
+@pytest.mark.parametrize("backend", backends_of("silu_and_mul", CPU))
+def test_swiglu_reads_rows_that_are_a_slice_of_wider_ones(backend: str) -> None:
+    wide, swiglu = randn(5, 60), select("silu_and_mul", CPU, backend)
+    for rows in (slice(0, 1), slice(0, 5)):
+        assert torch.equal(swiglu(wide[rows, 3:43]), swiglu(wide[rows, 3:43].clone()))
 
 
 @pytest.mark.parametrize("backend", backends_of("silu_and_mul", CPU))
@@ -135,7 +144,7 @@ def test_routed_experts_match_one_row_at_a_time_in_float64(backend: str, hidden:
     for row, expert in enumerate(experts):
         both = x[row].double() @ gate_up[expert].double()
         want = (silu64(both[:width]) * both[width:]) @ down[expert].double()
-        torch.testing.assert_close(got[row].double(), want, **CLOSE)
+        torch.testing.assert_close(got[row].double(), want, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("backend", backends_of("weighted_sum", CPU))
@@ -145,7 +154,9 @@ def test_weighted_sums_match_float64(backend: str, num_topk: int, hidden: int, n
     y, weights = randn(num_rows, num_topk, hidden), randn(num_rows, num_topk, seed=1)
     got = select("weighted_sum", CPU, backend)(y, weights)
     assert got.shape == (num_rows, hidden) and got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), torch.einsum("tkh,tk->th", y.double(), weights.double()), **CLOSE)
+    torch.testing.assert_close(
+        got.double(), torch.einsum("tkh,tk->th", y.double(), weights.double()), rtol=CLOSE, atol=CLOSE
+    )
 
 
 ROWS = 140
