@@ -66,7 +66,7 @@ def take(folder: Path, process: ProcessId) -> None:
 def release(folder: Path, process: ProcessId) -> None:
     """Give the name back before the process ends; nothing happens when another holds it."""
     number, holder = _highest(folder)
-    if holder == Claim.by(process):
+    if holder is not None and holder == Claim.by(process):
         nobody = msgspec.structs.replace(holder, process=ProcessId(0, 0))
         write_atomically(folder / f"{PREFIX}{number}", msgspec.json.encode(nobody))
 
@@ -109,6 +109,11 @@ def _drop_older(folder: Path, number: int) -> None:
 
 def _refusal(folder: Path, holder: Claim) -> str:
     name = folder.name
+    if holder.host != socket.gethostname():
+        return (
+            f"fleet.name: a fleet {name!r} was started on {holder.host} (pid {holder.process.pid}); run pegahpc down"
+            f" --name {name} there, or choose another name; if {holder.host} is gone for good, remove {folder}"
+        )
     return (
         f"fleet.name: a fleet {name!r} is alive on {holder.host} (pid {holder.process.pid});"
         f" choose another name, or end it with: pegahpc down --name {name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,7 +38,9 @@ class Endpoint:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._host, self._port, self._base = parts.hostname, parts.port, parts.path.removesuffix("/v1")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     @classmethod
     def of(cls, folder: Path, record: FleetRecord) -> Endpoint:
@@ -54,11 +57,11 @@ class Endpoint:
         Raises:
             EndpointError: anything but 200.
         """
-        return msgspec.json.decode(self._open("GET", path, None).read())
+        return self._whole("GET", path, None)
 
     def chat(self, body: dict[str, Any]) -> Any:
         """POST one chat completion, whole; EndpointError as above."""
-        return msgspec.json.decode(self._open("POST", "/v1/chat/completions", body).read())
+        return self._whole("POST", "/v1/chat/completions", body)
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POST one chat completion and yield its events as they come.
@@ -66,30 +69,36 @@ class Endpoint:
         Raises:
             EndpointError: refused, failed on the way, or ended without its end mark.
         """
-        response = self._open("POST", "/v1/chat/completions", body | {"stream": True})
-        while line := response.readline():
-            if line.startswith(b"data: [DONE]"):
-                return
-            if line.startswith(b"data: "):
-                event = msgspec.json.decode(line[6:])
-                if "error" in event:
-                    raise EndpointError(event["error"]["message"])
-                yield event
+        with self._open("POST", "/v1/chat/completions", body | {"stream": True}) as response:
+            while line := response.readline():
+                if line.startswith(b"data: [DONE]"):
+                    return
+                if line.startswith(b"data: "):
+                    event = msgspec.json.decode(line[6:])
+                    if "error" in event:
+                        raise EndpointError(event["error"]["message"])
+                    yield event
         raise EndpointError("the stream broke off")
 
-    def _open(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+    def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        with self._open(method, path, body) as response:
+            return msgspec.json.decode(response.read())
+
+    @contextmanager
+    def _open(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        """The answer of one call on a connection of its own."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        payload = None if body is None else msgspec.json.encode(body)
         try:
-            connection.request(
-                method, self._base + path, msgspec.json.encode(body) if body is not None else None, headers
-            )
+            connection.request(method, self._base + path, payload, self._headers)
             response = connection.getresponse()
-        except OSError as error:
-            raise EndpointError(f"{self._host}:{self._port}: {error.strerror or error}") from None
-        if response.status != 200:
-            raise EndpointError(_said(response.read()), response.status)
-        return response
+            if response.status != 200:
+                raise EndpointError(_said(response.read()), response.status)
+            yield response
+        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+            raise EndpointError(f"{self._host}:{self._port}: {error}") from None
+        finally:
+            connection.close()
 
 
 def address_of(folder: Path, record: FleetRecord) -> tuple[str, str]:

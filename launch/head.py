@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 KILL_BOUND_S = 5.0  # for all trays to have reaped their ranks
 LEAVE_BOUND_S = 15.0  # for all ranks to leave through the chain
 HEAD_LATE_S = 1.0
+WATCH_SHARE = 0.7  # of gateway.stall_s; the rest is for naming and teardown
 GATEWAY_MARGIN_S = 5.0  # over fleet.drain_timeout_s, before the gateway is killed
 
 
@@ -62,7 +63,7 @@ class Head:
         ]
         self._keeper = RecordKeeper(boot.folder, record)
         self._losses = Losses()
-        self._watchdog = Watchdog(boot.fleet.gateway.stall_s * 0.7)  # the rest is for naming and teardown
+        self._watchdog = Watchdog(boot.fleet.gateway.stall_s * WATCH_SHARE)
         self._num_ready = 0
         self._all_ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -167,6 +168,7 @@ class Head:
     async def _watch(self) -> None:
         """Look after the gateway's process and the ranks' progress."""
         assert self._gateway is not None
+        self._watchdog = Watchdog(self._boot.fleet.gateway.stall_s * WATCH_SHARE)  # the wait for Go is no standstill
         while not self._is_leaving:
             asleep_s = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)

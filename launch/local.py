@@ -25,7 +25,8 @@ from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, wri
 log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 
 TICK_S = 0.1
-END_TOGETHER_S = 8.0  # after one tray ended, for the others to follow
+HEAD_FOLLOWS_S = 8.0  # after another tray has ended, for the head to tear down and write down why
+TRAYS_FOLLOW_S = 2.0  # after the head has ended
 DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +37,9 @@ class LocalLauncher:
     def __init__(self, boot: FleetBoot) -> None:
         self._boot = boot
         self._trays: list[Child] = []
-        self._is_draining = self._is_killed = self._is_head_frozen = False
+        self._ended: list[Child] = []
+        self._is_draining = self._is_killed = False
+        self._cut = ""  # why this process has ended the trays itself
         self._deadline_s = float("inf")
         self._frozen_bound_s = boot.fleet.gateway.stall_s * 3  # the shared file system may be slow, too
 
@@ -93,19 +96,33 @@ class LocalLauncher:
     def _wait(self, on_tick: Callable[[FleetRecord], None]) -> None:
         """Until all trays have ended, or one has and the others do not follow, or the head is frozen."""
         changed_s, updated_at = time.monotonic(), 0.0
-        while any([tray.is_alive for tray in self._trays]) and time.monotonic() < self._deadline_s:
-            if not all([tray.is_alive for tray in self._trays]):
-                self._deadline_s = min(self._deadline_s, time.monotonic() + END_TOGETHER_S)
+        while len(self._note_ends()) < len(self._trays):
             record = self._record()
+            if self._ended:
+                knows = self._trays[0].is_alive and record.state != "starting"  # else the head cannot tear down
+                follow_s = HEAD_FOLLOWS_S if knows else TRAYS_FOLLOW_S
+                self._deadline_s = min(self._deadline_s, time.monotonic() + follow_s)
             if record.updated_at != updated_at or record.state != "ready":
                 changed_s, updated_at = time.monotonic(), record.updated_at
-            elif time.monotonic() - changed_s > self._frozen_bound_s:
-                self._is_head_frozen = True
+            if time.monotonic() - changed_s > self._frozen_bound_s:
+                self._cut = (
+                    f"{self._trays[0].who} (pid {self._trays[0].id.pid}) is frozen: it has not written the record"
+                )
+                self._cut += f" for {self._frozen_bound_s:g} s"
+                return
+            if time.monotonic() > self._deadline_s:
+                self._cut = "the fleet did not end in time and was killed"
                 return
             on_tick(record)
             time.sleep(TICK_S)
 
+    def _note_ends(self) -> list[Child]:
+        """The trays that have ended by themselves, in the order in which that was seen."""
+        self._ended += [tray for tray in self._trays if tray not in self._ended and not tray.is_alive]
+        return self._ended
+
     def _kill(self) -> None:
+        self._note_ends()
         for tray in self._trays:
             tray.signal(signal.SIGKILL)
         for tray in self._trays:
@@ -114,9 +131,10 @@ class LocalLauncher:
     def _close(self) -> FleetRecord:
         """Reap every descendant, write the ending, give the name back."""
         record = self._record()
-        ended_by = [tray for tray in self._trays if tray.exit_code]
-        left = kill_survivors(record) if _reap_orphans() else ["a descendant that the record does not name"]
-        self._judge(record, ended_by)
+        left = kill_survivors(record)
+        if not _reap_orphans():
+            left.append("a process that the record does not name")
+        self._judge(record)
         if left:
             record.state, record.reason = "failed", f"{record.reason}; still running: {', '.join(left)}"
         drop_temp_files(self._boot.folder)
@@ -126,21 +144,16 @@ class LocalLauncher:
         claim.release(self._boot.folder, ProcessId.own())
         return record
 
-    def _judge(self, record: FleetRecord, ended_by: list[Child]) -> None:
+    def _judge(self, record: FleetRecord) -> None:
         """Complete the head's verdict by what only the trays' parent can see."""
-        killed = [tray for tray in ended_by if (tray.exit_code or 0) < 0]
-        if self._is_head_frozen:
-            frozen = f"tray 0 (pid {self._trays[0].id.pid}) is frozen: it has not written the fleet's record for"
-            record.state, record.reason = "failed", f"{frozen} {self._frozen_bound_s:g} s"
-        elif self._is_killed:
+        killed = [tray for tray in self._ended if (tray.exit_code or 0) < 0]
+        if self._is_killed:
             record.state, record.reason = "ended", "stopped at once"
-        elif time.monotonic() >= self._deadline_s and self._is_draining:
-            record.state, record.reason = "failed", "the fleet did not drain in time and was killed"
         elif killed and (record.is_live or "its connection closed" in record.reason):
             record.state, record.reason = "failed", f"{killed[0].describe()}; log: {killed[0].log_path}"
         elif record.is_live:
-            said = [f"{tray.describe()}: {last_line(tray.log_path)}" for tray in ended_by]
-            record.state, record.reason = "failed", "; ".join(said) or "the trays left without a word"
+            said = [f"{tray.describe()}: {last_line(tray.log_path)}" for tray in self._ended if tray.exit_code]
+            record.state, record.reason = "failed", "; ".join(said) or self._cut or "the trays left without a word"
 
     def _record(self) -> FleetRecord:
         record = read_record(self._boot.folder)

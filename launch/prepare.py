@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from pegahpc.config import ConfigError
+from pegahpc.config import ConfigError, FleetConfig
 from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot, Programs
 from pegahpc.launch.fleets import kill_survivors
@@ -29,6 +29,7 @@ def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -
         ConfigError: the home cannot be written, the name is taken, or the gateway's port is.
     """
     fleet, folder = plan.fleet, plan.fleet.folder
+    _check_pulse(fleet)
     prepare_folder(folder)
     _claim(folder, launcher)
     try:
@@ -50,6 +51,16 @@ def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -
     except BaseException:
         claim.release(folder, launcher)
         raise
+
+
+def _check_pulse(fleet: FleetConfig) -> None:
+    """A fleet that idles longer than it may stand still would be ended for it."""
+    idle_s = (fleet.engine.idle_wait_ms or 0.0) / 1000
+    if idle_s > fleet.gateway.stall_s / 4:
+        raise ConfigError(
+            f"engine.idle_wait_ms: {fleet.engine.idle_wait_ms:g} is above a quarter of gateway.stall_s"
+            f" ({fleet.gateway.stall_s:g} s): an idle fleet would count as stuck"
+        )
 
 
 def _claim(folder: Path, launcher: ProcessId) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pegahpc.launch.record import FleetRecord
 from pegahpc.launch.smoke import Check
+from pegahpc.launch.status import last_seen_s, record_age_s
 from pegahpc.plan import Plan
 
 COLOURS = {"ready": "green", "failed": "red", "ended": "dim"}
@@ -69,17 +70,17 @@ def fleets_table(records: Sequence[FleetRecord]) -> Table:
 
 def status_table(record: FleetRecord) -> Table:
     """One line for each rank."""
-    age_s = max(0.0, time.time() - record.updated_at)
     url = record.gateway.url if record.gateway is not None else "not yet"
     table = Table(
         title=f"{record.name}: {coloured(record.state)} {record.reason}",
-        caption=f"gateway {url}; record written {duration(age_s)} ago",
+        caption=f"gateway {url}; record written {duration(record_age_s(record))} ago",
         title_justify="left",
         caption_justify="left",
     )
     for heading in ("rank", "tray", "host", "pid", "stage", "step", "running", "waiting", "seen"):
         table.add_column(heading, justify="left" if heading in ("host", "stage") else "right")
     for entry in record.ranks:
+        seen_s = last_seen_s(record, entry)
         table.add_row(
             str(entry.rank),
             str(entry.tray),
@@ -89,7 +90,7 @@ def status_table(record: FleetRecord) -> Table:
             str(entry.step),
             str(entry.num_running),
             str(entry.num_waiting),
-            f"{entry.last_seen_s + age_s:.1f} s" if record.is_live and entry.stage == "ready" else "",
+            f"{seen_s:.1f} s" if seen_s is not None else "",
         )
     return table
 

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def test_status_tells_of_every_rank_and_steps_go_on(ep4: dict[str, Any], home: P
     assert [rank["rank"] for rank in first["ranks"]] == [0, 1, 2, 3]
     assert [rank["tray"] for rank in first["ranks"]] == [0, 0, 1, 1]
     for before, after in zip(first["ranks"], second["ranks"], strict=True):
-        assert before["stage"] == "ready" and psutil.pid_exists(before["process"]["pid"])
+        assert before["stage"] == "ready" and psutil.pid_exists(before["pid"])
         assert after["step"] > before["step"]
         assert after["last_seen_s"] < 2.0
 
@@ -180,18 +181,40 @@ def read_until(terminal: int, words: bytes, within_s: float) -> bytes:
     return said
 
 
-def test_a_killed_rank_of_a_real_fleet_is_the_culprit_and_not_its_peers(pegahpc: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["rank 1", "tray 1", "tray 0", "gateway", "launcher"])
+def test_whatever_is_killed_of_a_real_fleet_is_named_and_nothing_is_left(
+    pegahpc: Run, tmp_path: Path, victim: str
+) -> None:
     up = pegahpc("up", "-d", "--home", str(tmp_path), "topology=ep4", "gateway.port=0")
     assert up.returncode == 0, up.stderr
     record = latest(tmp_path)
-    victim = record.ranks[1].process
-    assert victim is not None and victim.signal(signal.SIGKILL)
-    until(lambda: latest(tmp_path).ended_at > 0, 8)
-    after = latest(tmp_path)
-    assert after.state == "failed" and f"rank 1 (tray 0, host {record.host}, pid {victim.pid})" in after.reason
-    assert "was killed by SIGKILL; last seen at step" in after.reason
-    until(lambda: not after.survivors(), 3)
+    process = dict(record.processes())[victim]
+    assert process.signal(signal.SIGKILL)
+    until(lambda: not record.survivors(), 8)
+    after = json.loads(pegahpc("ls", "--json", "--home", str(tmp_path)).stdout)[0]
+    assert after["state"] == "failed"
+    assert after["reason"].startswith(victim) and f"pid {process.pid}" in after["reason"]
+    assert "was killed" in after["reason"] or victim == "launcher"
+    for _, address in record.ports():
+        host, port = address.split(":")
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0
     assert pegahpc("status", "--home", str(tmp_path)).returncode == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
+def test_a_fleet_in_the_foreground_ends_with_its_shell(tmp_path: Path, signum: int) -> None:
+    arguments = ["up", "topology=ep2", "gateway.port=0", "--home", str(tmp_path)]
+    command = [*python_module("pegahpc.launch.cli"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        assert "is ready after" in up.stdout.readline()
+        record = latest(tmp_path)
+        up.send_signal(signum)
+        up.communicate(timeout=10)
+        assert up.returncode == (0 if signum == signal.SIGHUP else -signal.SIGKILL)
+    until(lambda: not record.survivors(), 8)
+    assert latest(tmp_path).state == ("ended" if signum == signal.SIGHUP else "failed")
 
 
 def latest(home: Path) -> FleetRecord:
