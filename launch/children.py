@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -64,6 +65,16 @@ def _die_with(parent: int, signum: int) -> Callable[[], None]:
     return arm
 
 
+@dataclass(frozen=True)
+class Program:
+    """What to run, under which name, in which environment, and where its words go."""
+
+    who: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_path: Path
+
+
 class Child:
     """One child process. Spawn from a thread that lives on: the kernel ties the death signal to the thread."""
 
@@ -76,34 +87,30 @@ class Child:
     @classmethod
     def spawn(
         cls,
-        who: str,
-        command: Sequence[str],
+        program: Program,
         *,
-        environment: Mapping[str, str],
-        log_path: Path,
         stdin: int | IO[bytes] = subprocess.PIPE,
         has_output: bool = False,
-        death_signal: int = signal.SIGKILL,
-        own_session: bool = False,
+        is_parent: bool = False,
     ) -> Child:
         """Start a program whose words go to its log.
 
         Args:
             has_output: standard output is a pipe to the caller instead of the log.
-            death_signal: what the child gets when the caller dies.
-            own_session: the terminal's Ctrl-C does not reach the child.
+            is_parent: it has children of its own to end: when the caller dies it gets SIGTERM instead of SIGKILL, and
+                it has a session of its own, which the terminal's Ctrl-C does not reach.
         """
-        with open(log_path, "ab") as log_file:
+        with open(program.log_path, "ab") as log_file:
             process = subprocess.Popen(
-                command,
+                program.command,
                 stdin=stdin,
                 stdout=subprocess.PIPE if has_output else log_file,
                 stderr=log_file,
-                env=dict(environment),
-                start_new_session=own_session,
-                preexec_fn=_die_with(os.getpid(), death_signal),
+                env=dict(program.environment),
+                start_new_session=is_parent,
+                preexec_fn=_die_with(os.getpid(), signal.SIGTERM if is_parent else signal.SIGKILL),
             )
-        return cls(who, process, log_path)
+        return cls(program.who, process, program.log_path)
 
     @property
     def is_alive(self) -> bool:

@@ -9,7 +9,7 @@ import signal
 import msgspec
 
 from pegahpc.launch.boot import FleetBoot, GatewayBoot, Listening
-from pegahpc.launch.children import Child, clean_environment, last_line
+from pegahpc.launch.children import Child, Program, clean_environment, last_line
 from pegahpc.launch.journal import log_path
 
 LISTEN_TIMEOUT_S = 60.0
@@ -33,13 +33,9 @@ class GatewayChild:
             port=fleet.gateway.port,
             server_name=fleet.fleet.name,
         )
-        self.child = Child.spawn(
-            "gateway",
-            boot.programs.gateway,
-            environment=clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface),
-            log_path=log_path(boot.folder, "gateway"),
-            has_output=True,
-        )
+        environment = clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface)
+        program = Program("gateway", boot.programs.gateway, environment, log_path(boot.folder, "gateway"))
+        self.child = Child.spawn(program, has_output=True)
 
     async def listen(self) -> str:
         """Hand over the document and wait for the port; the URL that ends in /v1.

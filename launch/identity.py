@@ -38,6 +38,11 @@ class ProcessId(msgspec.Struct, frozen=True):
         fields = _stat(self.pid)
         return fields is not None and fields[STATE] not in "ZX" and int(fields[START_TICK]) == self.started
 
+    def is_frozen(self) -> bool:
+        """Whether someone has stopped it (SIGSTOP, a debugger)."""
+        fields = _stat(self.pid)
+        return fields is not None and fields[STATE] in "Tt" and int(fields[START_TICK]) == self.started
+
     def signal(self, signum: int) -> bool:
         """Send a signal unless the process is gone; True when it was sent."""
         if not self.is_alive():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+log = logging.getLogger(__name__)
+
 LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 TIME = "%Y-%m-%dT%H:%M:%S"
 
@@ -23,7 +25,13 @@ def log_path(folder: Path, who: str) -> Path:
 
 
 def add_event(folder: Path, event: str, **facts: object) -> None:
-    """Append one JSON line to events.jsonl; lines are short, so appends of several processes do not mix."""
+    """Append one JSON line to events.jsonl; lines are short, so appends of several processes do not mix.
+
+    A fleet goes on when its file system does not.
+    """
     line = msgspec.json.encode({"time": round(time.time(), 3), "event": event} | facts)
-    with open(folder / "events.jsonl", "ab") as file:
-        file.write(line + b"\n")
+    try:
+        with open(folder / "events.jsonl", "ab") as file:
+            file.write(line + b"\n")
+    except OSError as error:
+        log.warning("fleet.home: an event cannot be written (%s): %s", error, line.decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.messages import Hello, Progress, Pulse
 from pegahpc.launch.record import FleetRecord, State, TrayEntry, write_record
+
+log = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.25  # while the fleet loads
 WRITE_WHEN_READY_EVERY_S = 1.0
@@ -31,9 +34,16 @@ class RecordKeeper:
             await self._has_changed.wait()
             self._has_changed.clear()
             self._age()
-            await asyncio.to_thread(write_record, self.folder, self.record)
+            await asyncio.to_thread(self._write)
             await self._pause(WRITE_WHEN_READY_EVERY_S if self.record.state == "ready" else WRITE_EVERY_S)
-        await asyncio.to_thread(write_record, self.folder, self.record)
+        await asyncio.to_thread(self._write)
+
+    def _write(self) -> None:
+        """A fleet goes on when its file system does not: the next change is the next try."""
+        try:
+            write_record(self.folder, self.record)
+        except OSError as error:
+            log.warning("fleet.home: the record cannot be written: %s", error)
 
     def close(self) -> None:
         """Let `write_until_closed` write once more and end."""

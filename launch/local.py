@@ -16,7 +16,7 @@ import msgspec
 
 from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot, TrayBoot
-from pegahpc.launch.children import Child, adopt_orphans, clean_environment, last_line
+from pegahpc.launch.children import Child, Program, adopt_orphans, clean_environment, last_line
 from pegahpc.launch.fleets import kill_survivors
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event, configure_logging, log_path
@@ -41,7 +41,7 @@ class LocalLauncher:
         self._is_draining = self._is_killed = False
         self._cut = ""  # why this process has ended the trays itself
         self._deadline_s = float("inf")
-        self._frozen_bound_s = boot.fleet.gateway.stall_s * 3  # the shared file system may be slow, too
+        self._last_record: FleetRecord | None = None
 
     def run(self, on_tick: Callable[[FleetRecord], None]) -> FleetRecord:
         """Start the trays and stay until the last has ended; the final record.
@@ -81,15 +81,10 @@ class LocalLauncher:
         signal.signal(signal.SIGQUIT, self.end_now)
 
     def _spawn(self, tray: int) -> Child:
-        fleet = self._boot.fleet
-        child = Child.spawn(
-            f"tray {tray}",
-            self._boot.programs.tray,
-            environment=clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface),
-            log_path=log_path(self._boot.folder, f"tray {tray}"),
-            death_signal=signal.SIGTERM,  # the head writes down why the fleet ends
-            own_session=True,
-        )
+        who = f"tray {tray}"
+        environment = clean_environment(os.environ, num_threads=1, interface=self._boot.fleet.cluster.interface)
+        program = Program(who, self._boot.programs.tray, environment, log_path(self._boot.folder, who))
+        child = Child.spawn(program, is_parent=True)  # the head writes down why the fleet ends
         child.hand_over(msgspec.msgpack.encode(TrayBoot(boot=self._boot, tray=tray, parent=os.getpid())))
         return child
 
@@ -102,13 +97,10 @@ class LocalLauncher:
                 knows = self._trays[0].is_alive and record.state != "starting"  # else the head cannot tear down
                 follow_s = HEAD_FOLLOWS_S if knows else TRAYS_FOLLOW_S
                 self._deadline_s = min(self._deadline_s, time.monotonic() + follow_s)
-            if record.updated_at != updated_at or record.state != "ready":
+            if record.updated_at != updated_at or not self._trays[0].id.is_frozen():
                 changed_s, updated_at = time.monotonic(), record.updated_at
-            if time.monotonic() - changed_s > self._frozen_bound_s:
-                self._cut = (
-                    f"{self._trays[0].who} (pid {self._trays[0].id.pid}) is frozen: it has not written the record"
-                )
-                self._cut += f" for {self._frozen_bound_s:g} s"
+            if time.monotonic() - changed_s > self._boot.fleet.gateway.stall_s:
+                self._cut = f"tray 0 (pid {self._trays[0].id.pid}) is frozen"
                 return
             if time.monotonic() > self._deadline_s:
                 self._cut = "the fleet did not end in time and was killed"
@@ -137,12 +129,18 @@ class LocalLauncher:
         self._judge(record)
         if left:
             record.state, record.reason = "failed", f"{record.reason}; still running: {', '.join(left)}"
-        drop_temp_files(self._boot.folder)
         record.ended_at = time.time()
+        try:
+            self._write_ending(record, left)
+        except OSError as error:
+            log.error("fleet.home: the ending cannot be written (%s): %s", error, record.reason)
+        return record
+
+    def _write_ending(self, record: FleetRecord, left: list[str]) -> None:
+        drop_temp_files(self._boot.folder)
         write_record(self._boot.folder, record)
         add_event(self._boot.folder, "closed", state=record.state, reason=record.reason, left=left)
         claim.release(self._boot.folder, ProcessId.own())
-        return record
 
     def _judge(self, record: FleetRecord) -> None:
         """Complete the head's verdict by what only the trays' parent can see."""
@@ -156,9 +154,13 @@ class LocalLauncher:
             record.state, record.reason = "failed", "; ".join(said) or self._cut or "the trays left without a word"
 
     def _record(self) -> FleetRecord:
-        record = read_record(self._boot.folder)
-        assert record is not None, "the record was written before the launcher started"
-        return record
+        """The newest record; while the file system is in trouble, or the folder was removed, the last one read."""
+        try:
+            self._last_record = read_record(self._boot.folder) or self._last_record
+        except OSError as error:
+            log.warning("fleet.home: the record cannot be read: %s", error)
+        assert self._last_record is not None, "the record was written before the launcher started"
+        return self._last_record
 
 
 def _reap_orphans(bound_s: float = 5.0) -> bool:

@@ -30,6 +30,7 @@ def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -
     """
     fleet, folder = plan.fleet, plan.fleet.folder
     _check_pulse(fleet)
+    _check_interface(fleet.cluster.interface)
     prepare_folder(folder)
     _claim(folder, launcher)
     try:
@@ -61,6 +62,12 @@ def _check_pulse(fleet: FleetConfig) -> None:
             f"engine.idle_wait_ms: {fleet.engine.idle_wait_ms:g} is above a quarter of gateway.stall_s"
             f" ({fleet.gateway.stall_s:g} s): an idle fleet would count as stuck"
         )
+
+
+def _check_interface(interface: str) -> None:
+    known = sorted(name for _, name in socket.if_nameindex())
+    if interface not in known:
+        raise ConfigError(f"cluster.interface: {interface!r} is none of this machine's {', '.join(known)}")
 
 
 def _claim(folder: Path, launcher: ProcessId) -> None:

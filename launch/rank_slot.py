@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from pegahpc.launch.boot import TrayBoot
-from pegahpc.launch.children import Child, clean_environment
+from pegahpc.launch.children import Child, Program, clean_environment
 from pegahpc.launch.frames import FrameStream
 from pegahpc.launch.journal import log_path
 from pegahpc.launch.messages import (
@@ -40,17 +40,14 @@ class RankSlot:
     async def start(cls, tray: TrayBoot, local_rank: int) -> RankSlot:
         """Spawn the rank process and tell it who it is."""
         boot, context = tray.boot, tray.context(local_rank)
+        who, fleet = f"rank {context.rank}", boot.fleet
+        environment = clean_environment(
+            os.environ, num_threads=fleet.engine.num_threads or 1, interface=fleet.cluster.interface
+        )
+        program = Program(who, boot.programs.rank, environment, log_path(boot.folder, who))
         ours, theirs = socket.socketpair()
         with theirs:
-            child = Child.spawn(
-                f"rank {context.rank}",
-                boot.programs.rank,
-                environment=clean_environment(
-                    os.environ, num_threads=boot.fleet.engine.num_threads or 1, interface=boot.fleet.cluster.interface
-                ),
-                log_path=log_path(boot.folder, f"rank {context.rank}"),
-                stdin=theirs.fileno(),
-            )
+            child = Child.spawn(program, stdin=theirs.fileno())
         stream = FrameStream(*await asyncio.open_connection(sock=ours))
         document = RankBoot(
             context=context, fleet=boot.fleet, num_experts=boot.num_experts, secret_path=str(boot.secret_path)

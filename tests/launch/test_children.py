@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pegahpc.launch.children import Child, clean_environment, last_line
+from pegahpc.launch.children import Child, Program, clean_environment, last_line
 from pegahpc.launch.identity import ProcessId
 from tests.launch.running_fleet import until
 
@@ -17,9 +17,9 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 PARENT = """
 import sys, time
 from pathlib import Path
-from pegahpc.launch.children import Child
+from pegahpc.launch.children import Child, Program
 command = [sys.executable, "-c", "import time; time.sleep(60)"]
-child = Child.spawn("c", command, environment={}, log_path=Path(sys.argv[1]))
+child = Child.spawn(Program("c", command, {}, Path(sys.argv[1])))
 print(child.id.pid, child.id.started, flush=True)
 time.sleep(60)
 """
@@ -27,7 +27,7 @@ time.sleep(60)
 
 def spawn(tmp_path: Path, *code: str) -> Child:
     command = [sys.executable, "-c", *code] if code else SLEEP
-    return Child.spawn("rank 2", command, environment={}, log_path=tmp_path / "log")
+    return Child.spawn(Program("rank 2", command, {}, tmp_path / "log"))
 
 
 def test_a_child_dies_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tests.launch.conftest import Run
         (["up", "model.path=/nowhere"], "model.path: "),
         (["up", "--name", "../x"], "fleet.name: '../x' must be"),
         (["up", "topology=ep32"], "topology.ep_size: 32 ranks do not divide 16 experts"),
+        (["up", "cluster.interface=eth9"], "cluster.interface: 'eth9' is none of this machine's "),
+        (["up", "engine.idle_wait_ms=9000"], "engine.idle_wait_ms: 9000 is above a quarter of gateway.stall_s"),
         (["status", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),
         (["url"], "fleet.name: no fleet 'pegahpc' in "),
         (["down", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),

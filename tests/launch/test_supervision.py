@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -111,12 +112,23 @@ def test_a_rank_that_others_wait_for_is_found_though_it_speaks(start: Start) -> 
     assert "rank 2 (tray 1" in record.reason and "has not moved for" in record.reason
 
 
-@pytest.mark.slow
 def test_a_frozen_head_is_ended_by_the_launcher(start: Start) -> None:
     fleet = start("topology=ep2", "gateway.stall_s=2")
     record = when_ready(fleet)
     assert record.trays[0].process.signal(signal.SIGSTOP)
-    assert_failed(fleet, record, "tray 0 (pid", "frozen", within_s=12)  # three times the bound, then the teardown
+    assert_failed(fleet, record, "tray 0 (pid", "frozen", within_s=8)
+
+
+def test_a_fleet_whose_folder_is_removed_serves_on_and_still_ends_well(start: Start) -> None:
+    fleet = start("topology=ep2")
+    record = when_ready(fleet)
+    shutil.rmtree(fleet.folder)
+    time.sleep(1.5)
+    assert fleet.launcher.poll() is None
+    fleet.launcher.send_signal(signal.SIGTERM)
+    assert fleet.launcher.wait(10) in (0, 1)
+    assert record.survivors() == []
+    fleet.assert_ports_closed(record.ports())
 
 
 def test_what_a_user_can_mend_is_the_reason_once_and_short(start: Start) -> None:
