@@ -20,7 +20,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "csrc" / "cpu.c"
+SOURCES = tuple(Path(__file__).parent / "csrc" / name for name in ("cpu.c", "fabric.c"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60
 
@@ -34,7 +34,11 @@ SIGNATURES: Mapping[str, Sequence[type[ctypes.c_void_p] | type[ctypes.c_int64] |
     "route_tokens": [_POINTER] * 4 + [_INT] * 8 + [_FLOAT],
     "weighted_sum": [_POINTER] * 3 + [_INT] * 3,
     "latent_attention": [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 5 + [_FLOAT],
+    "fabric_dispatch": [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 4,
+    "fabric_take_rows": [_POINTER] * 2 + [_INT] + [_POINTER] * 4,
+    "fabric_combine": [_POINTER] * 6,
 }
+RETURNS_STATUS = ("fabric_dispatch", "fabric_combine")  # an int64; the others return nothing
 
 
 @cache
@@ -47,7 +51,8 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, signature in SIGNATURES.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = signature, None
+        function.argtypes = signature
+        function.restype = _INT if name in RETURNS_STATUS else None
     return loaded
 
 
@@ -66,7 +71,12 @@ def _built() -> Path:
     if compiler is None:
         raise FileNotFoundError("no C compiler (cc, gcc or clang) on PATH")
     key = hashlib.blake2b(digest_size=12)
-    for part in (SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), _processor().encode()):
+    for part in (
+        *(source.read_bytes() for source in SOURCES),
+        " ".join(FLAGS).encode(),
+        compiler.encode(),
+        _processor().encode(),
+    ):
         key.update(part)
     path = cache_folder() / f"cpu-{key.hexdigest()}.so"
     if not path.exists():
@@ -79,7 +89,7 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        command = [compiler, *FLAGS, "-o", str(temp), str(SOURCE), "-lm"]
+        command = [compiler, *FLAGS, "-o", str(temp), *map(str, SOURCES), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[:500]}")

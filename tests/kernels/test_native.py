@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pegahpc.kernels.selected  # noqa: F401  (registers)
 from pegahpc.kernels import native
 from pegahpc.kernels.registry import Place, choose, ops
 
@@ -99,8 +101,11 @@ def test_first_builds_at_once_leave_one_file_and_serve_both(tmp_path: Path) -> N
 
 @needs_compiler
 def test_the_signatures_name_every_function_of_the_source() -> None:
-    source = native.SOURCE.read_text()
-    public = {line.split("(")[0].removeprefix("void ") for line in source.splitlines() if line.startswith("void ")}
+    public = {
+        name
+        for source in native.SOURCES
+        for name in re.findall(r"^(?:void|int64_t) (\w+)\(", source.read_text(), flags=re.MULTILINE)
+    }
     assert public == set(native.SIGNATURES)
 
 
