@@ -40,7 +40,7 @@ class FabricDispatcher:
 
     Every rank rings every peer in each exchange, with or without rows. A window is written again only after its owner
     has read it: a rank puts the next layer's rows when all outputs have come home, which a peer sends after reading
-    this layer's rows; and it puts outputs when all rows have arrived, which a peer sends after reading the last outputs.
+    this layer's rows; and it puts outputs when all rows have arrived, which a peer sends after it read the last ones.
     """
 
     def __init__(self, port: FabricPort, peers: dict[int, Peer], *, timeout_s: float) -> None:
@@ -147,5 +147,5 @@ class FabricDispatcher:
     def _timeout(self, rank: int) -> DispatchTimeout:
         return DispatchTimeout(
             f"rank {self._rank}: rank {rank} did not come to exchange {self.num_exchanges}"
-            f" within {self._timeout_s:.0f} s"
+            f" within {self._timeout_s:g} s"
         )

@@ -82,7 +82,7 @@ class NativeFabricDispatcher(FabricDispatcher):
                 num_topk,
                 self._word,
                 *(array.ctypes.data for array in arrays),
-            )  # fmt: skip
+            )
         )
         if self._is_first:
             self._words, self._is_first = words_W.tolist(), False

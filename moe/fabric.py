@@ -168,7 +168,7 @@ def fetch(address: str, *, own_rank: int, shape: SlabShape, timeout_s: float) ->
         except OSError:
             pass  # not there yet, or another kernel's namespace: the deadline decides
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"no slab from {name} within {timeout_s:.0f} s; are all ranks on one host?")
+            raise TimeoutError(f"no slab from {name} within {timeout_s:g} s; are all ranks on one host?")
         time.sleep(0.02)
 
 

@@ -46,23 +46,23 @@ def test_one_rank_alone_and_under_load(prompts: list[list[int]], wanted: list[li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("world_size", "dispatcher"), [(2, "fabric"), (4, "fabric"), (4, "torch")])
 def test_ranks_that_share_the_experts(
-    prompts: list[list[int]], wanted: list[list[int]], world_size: int
+    prompts: list[list[int]], wanted: list[list[int]], world_size: int, dispatcher: str
 ) -> None:
     shares: list[list[tuple[str, list[int], int, dict[str, float]]]] = [[] for _ in range(world_size)]
     for i, prompt in enumerate(prompts):
         shares[i % world_size].append((str(i), prompt, NUM_TOKENS, {"temperature": 0.0}))
-    results = run_world(TINY_MOE, shares, num_experts=16)
+    results = run_world(TINY_MOE, shares, num_experts=16, hidden=256, dispatcher=dispatcher)
     tokens = {name: ids for result in results for name, ids in result.tokens.items()}
     assert [tokens[str(i)] for i in range(len(prompts))] == wanted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("world_size", "dispatcher"), [(2, "fabric"), (4, "fabric"), (4, "torch")])
 def test_one_request_in_a_fleet_of_idle_ranks(
-    prompts: list[list[int]], wanted: list[list[int]], world_size: int
+    prompts: list[list[int]], wanted: list[list[int]], world_size: int, dispatcher: str
 ) -> None:
     alone = [("a", prompts[0], NUM_TOKENS, {"temperature": 0.0})]
-    results = run_world(TINY_MOE, [[]] * (world_size - 1) + [alone], num_experts=16)
+    results = run_world(TINY_MOE, [[]] * (world_size - 1) + [alone], num_experts=16, hidden=256, dispatcher=dispatcher)
     assert results[-1].tokens["a"] == wanted[0]

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from engines import CLIENT, context, resolved
 
 from pegahpc.engine.build import build_engine
+from pegahpc.moe.dispatch_fabric import FabricDispatcher
+from pegahpc.moe.dispatch_fabric_native import NativeFabricDispatcher
 from pegahpc.moe.dispatch_torch import TorchDispatcher
+from pegahpc.moe.fabric import FabricPort, SlabShape
 from pegahpc.wire.messages import Request, Sampling, StepOutputs, decode_outputs, encode
 
 
@@ -35,17 +39,29 @@ class ListInbox:
         self.num_open -= sum(update.terminal is not None for update in outputs.updates)
 
 
+def connect(job: dict[str, Any], kind: str) -> TorchDispatcher | FabricDispatcher:
+    """Say one line for the others (a port or an address), hear what all said, and join."""
+    rank, world_size, num_experts = job["rank"], job["world_size"], job["num_experts"]
+    if kind == "torch":
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+        print(json.dumps(store.port if store else 0), flush=True)
+        port = json.loads(sys.stdin.readline())[0]
+        store = store or dist.TCPStore("127.0.0.1", port)
+        return TorchDispatcher.connect(
+            store, rank=rank, world_size=world_size, num_experts=num_experts, timeout_s=60
+        )
+    shape = SlabShape(world_size=world_size, num_local_experts=num_experts // world_size, max_pairs=128 * 4,
+                      hidden=job["hidden"], dtype=torch.float32)  # fmt: skip
+    port = FabricPort(rank, shape)
+    print(json.dumps(port.address), flush=True)
+    kinds = {"fabric": NativeFabricDispatcher, "fabric-python": FabricDispatcher}
+    return kinds[kind].connect(port, json.loads(sys.stdin.readline()), timeout_s=60)
+
+
 def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     rank, world_size = job["rank"], job["world_size"]
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        print(json.dumps(store.port), flush=True)
-    else:
-        store = dist.TCPStore("127.0.0.1", json.loads(sys.stdin.readline()))
-    dispatcher = TorchDispatcher.connect(
-        store, rank=rank, world_size=world_size, num_experts=job["num_experts"], timeout_s=60
-    )
+    dispatcher = connect(job, job["dispatcher"])
     fleet = resolved(Path(job["folder"]), *job["overrides"], ep_size=world_size)
     engine = build_engine(fleet, context(rank, world_size), dispatcher=dispatcher, progress=lambda stage, done: None)
     before = dispatcher.num_exchanges

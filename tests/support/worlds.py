@@ -24,7 +24,12 @@ class RankResult:
 
 
 def run_world(
-    folder: Path, requests_by_rank: list[list[Asked]], *overrides: str, num_experts: int
+    folder: Path,
+    requests_by_rank: list[list[Asked]],
+    *overrides: str,
+    num_experts: int,
+    hidden: int,
+    dispatcher: str = "torch",
 ) -> list[RankResult]:
     """Start one process a rank, give each its requests, and wait until all have left together."""
     world_size = len(requests_by_rank)
@@ -36,12 +41,11 @@ def run_world(
     try:
         for rank, process in enumerate(ranks):
             job = {"rank": rank, "world_size": world_size, "folder": str(folder), "num_experts": num_experts,
-                   "overrides": list(overrides), "requests": requests_by_rank[rank]}  # fmt: skip
+                   "overrides": list(overrides), "dispatcher": dispatcher, "hidden": hidden, "requests": requests_by_rank[rank]}  # fmt: skip
             _say(process, json.dumps(job))
-        assert ranks[0].stdout is not None
-        port = ranks[0].stdout.readline()
-        for process in ranks[1:]:
-            _say(process, port)
+        said = [json.loads(_hear(process)) for process in ranks]
+        for process in ranks:
+            _say(process, json.dumps(said))
         answers = [process.communicate(timeout=100)[0] for process in ranks]
         return [RankResult(**json.loads(answer)) for answer in answers]
     finally:
@@ -54,3 +58,8 @@ def _say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line.rstrip("\n") + "\n")
     process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

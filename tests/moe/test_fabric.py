@@ -1,0 +1,166 @@
+"""The fabric between real slabs and doorbells: ranks are threads here, processes in tests/engine."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from pegahpc.kernels import native
+from pegahpc.moe.dispatch import HAS_WORK, STOPPING
+from pegahpc.moe.dispatch_fabric import DispatchTimeout, FabricDispatcher
+from pegahpc.moe.dispatch_fabric_native import NativeFabricDispatcher
+from pegahpc.moe.fabric import HELLO_BYTES, FabricPort, SlabShape, fetch
+
+T = TypeVar("T")
+WORLD_SIZE, NUM_EXPERTS, HIDDEN, TOPK = 3, 6, 5, 2
+SHAPE = SlabShape(
+    world_size=WORLD_SIZE, num_local_experts=NUM_EXPERTS // WORLD_SIZE, max_pairs=40, hidden=HIDDEN, dtype=torch.float32
+)
+PYTHON, NATIVE = FabricDispatcher, NativeFabricDispatcher
+Kind = type[FabricDispatcher]
+WORLDS = [
+    pytest.param(kinds, id=name, marks=[] if name == "python" or native.library() else pytest.mark.skip("no compiler"))
+    for name, kinds in {"python": [PYTHON] * 3, "native": [NATIVE] * 3, "mixed": [PYTHON, NATIVE, NATIVE]}.items()
+]
+
+
+def on_all_ranks(run: Callable[[int], T]) -> list[T]:
+    with ThreadPoolExecutor(WORLD_SIZE) as pool:
+        return list(pool.map(run, range(WORLD_SIZE), timeout=60))
+
+
+def connect(kinds: list[Kind], timeout_s: float = 20.0) -> list[FabricDispatcher]:
+    ports = [FabricPort(rank, SHAPE) for rank in range(WORLD_SIZE)]
+    addresses = [port.address for port in ports]
+    return on_all_ranks(lambda rank: kinds[rank].connect(ports[rank], addresses, timeout_s=timeout_s))
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[FabricDispatcher]]:
+    yield connect(request.param)
+
+
+def expert(rows: torch.Tensor, expert_id: int) -> torch.Tensor:
+    """Each expert does something that no other does."""
+    return rows * (expert_id + 2) + expert_id
+
+
+def serve(dispatcher: FabricDispatcher, x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    """One layer of one rank: its experts on whatever arrives."""
+    received = dispatcher.dispatch(x, idx)
+    groups = received.rows_QH.split(received.group_sizes)
+    outputs = [expert(group, dispatcher.first_expert + i) for i, group in enumerate(groups)]
+    return dispatcher.combine(torch.cat(outputs), received)
+
+
+def wanted(x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(*idx.shape, HIDDEN)
+    for row in range(idx.shape[0]):
+        for slot in range(idx.shape[1]):
+            out[row, slot] = expert(x[row], int(idx[row, slot]))
+    return out
+
+
+@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
+@pytest.mark.parametrize("rows", [(0, 0, 0), (1, 0, 0), (7, 3, 20), (20, 20, 20)])
+def test_every_output_comes_home_whatever_each_rank_sends(
+    ranks: list[FabricDispatcher], rows: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    steps = [
+        [
+            (
+                torch.randn(count, HIDDEN, generator=generator),
+                torch.rand(count, NUM_EXPERTS, generator=generator).topk(TOPK).indices.sort(-1).values,
+            )
+            for count in rows
+        ]
+        for _ in range(5)
+    ]
+    for step in steps:
+        outputs = on_all_ranks(lambda rank, step=step: serve(ranks[rank], *step[rank]))  # type: ignore[misc]
+        for (x, idx), y in zip(step, outputs, strict=True):
+            assert torch.equal(y, wanted(x, idx))
+    assert [rank.num_exchanges for rank in ranks] == [10] * WORLD_SIZE
+
+
+@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
+def test_all_rows_to_one_expert_fill_its_window_and_no_more(ranks: list[FabricDispatcher]) -> None:
+    x = torch.arange(20.0 * HIDDEN).view(20, HIDDEN)
+    idx = torch.tensor([[4, 5]]).expand(20, 2)
+    outputs = on_all_ranks(lambda rank: serve(ranks[rank], x + rank, idx))
+    for rank, y in enumerate(outputs):
+        assert torch.equal(y, wanted(x + rank, idx))
+
+
+@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
+def test_the_words_of_all_ranks_are_seen_by_all(ranks: list[FabricDispatcher]) -> None:
+    none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
+
+    def step(words: list[int]) -> list[tuple[bool, bool]]:
+        def run(rank: int) -> tuple[bool, bool]:
+            ranks[rank].begin_step(words[rank])
+            serve(ranks[rank], *none)
+            serve(ranks[rank], *none)  # a second layer changes nothing
+            view = ranks[rank].chain_view()
+            return view.has_work, view.is_stopping
+
+        return on_all_ranks(run)
+
+    assert step([0, 0, 0]) == [(False, False)] * 3
+    assert step([0, HAS_WORK, 0]) == [(True, False)] * 3
+    assert step([STOPPING, STOPPING, 0]) == [(False, False)] * 3
+    assert step([STOPPING, STOPPING | HAS_WORK, STOPPING]) == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("kind", [PYTHON, NATIVE])
+def test_a_peer_that_does_not_come_is_named_within_the_bound(kind: Kind) -> None:
+    if kind is NATIVE and native.library() is None:
+        pytest.skip("needs a C compiler")
+    ranks = connect([kind] * 3, timeout_s=0.3)
+    none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
+    with ThreadPoolExecutor(2) as pool:  # rank 2 stays away
+        results = [pool.submit(serve, ranks[rank], *none) for rank in (0, 1)]
+        for result in results:
+            with pytest.raises(DispatchTimeout, match="rank 2 did not come to exchange 0 within 0.3 s"):
+                result.result(timeout=20)
+    assert ranks[0].waiting_for == "rank 2"
+
+
+def test_a_stranger_gets_no_descriptor_and_the_peers_still_do() -> None:
+    port = FabricPort(0, SHAPE)
+    name, token = port.address.split(":")
+    for hello in (b"x" * HELLO_BYTES, f"{'0' * 32}1".ljust(HELLO_BYTES).encode(), b"short"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(5)
+            stranger.connect(f"\0{name}")
+            stranger.sendall(hello)
+            stranger.shutdown(socket.SHUT_WR)
+            data, fds, _, _ = socket.recv_fds(stranger, 16, 2)
+            assert (data, fds) == (b"", [])
+    assert len(token) == 32
+    peer = fetch(port.address, own_rank=1, shape=SHAPE, timeout_s=5)
+    assert len(peer.windows) == WORLD_SIZE
+
+
+def test_an_address_of_another_host_is_found_out_within_the_bound() -> None:
+    with pytest.raises(TimeoutError, match="are all ranks on one host"):
+        fetch(f"pegahpc-nobody:{'0' * 32}", own_rank=1, shape=SHAPE, timeout_s=0.2)
+
+
+def test_nothing_of_a_fabric_has_a_path_and_its_port_closes_by_itself() -> None:
+    before = set(os.listdir("/dev/shm"))
+    num_threads = threading.active_count()
+    connect([PYTHON] * 3)
+    assert set(os.listdir("/dev/shm")) == before
+    deadline = threading.Event()
+    for _ in range(100):
+        if threading.active_count() <= num_threads:
+            break
+        deadline.wait(0.05)
+    assert threading.active_count() <= num_threads
