@@ -1,0 +1,123 @@
+"""Logits that are not finite fail their request, and leave nothing to whoever comes next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engines import build, request
+from inboxes import MemoryInbox, turn, turns
+from oracles import save_tiny
+
+from pegahpc.engine.loop import Engine, EngineError
+from pegahpc.kernels.selected import Kernels
+from pegahpc.wire.messages import Abort, Aborted, Failed, Finished
+
+US = b"us"
+POISON = 301  # a token whose embedding is broken below
+CLEAN = list(range(40, 60))
+TORCH = [f"engine.backends.{op}=torch" for op in Kernels.__dataclass_fields__]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("v3"), "v3-groups")
+
+
+@pytest.fixture(scope="module", params=["nan, compiled kernels", "nan, torch kernels", "inf, torch kernels"])
+def case(request: pytest.FixtureRequest) -> tuple[float, list[str]]:
+    """What the embedding holds, and the backends."""
+    value, backends = request.param.split(", ")
+    return float(value), TORCH if backends.startswith("torch") else []
+
+
+@pytest.fixture
+def engine(folder: Path, case: tuple[float, list[str]]) -> Engine:
+    """Few pages, so that the next request gets the same ones."""
+    sizes = ("engine.cache_tokens=128", "engine.max_prefill_rows=16", "engine.max_num_seqs=4")
+    engine = build(folder, *sizes, *case[1])
+    engine.runner.decoder.embed_VH[POISON] = case[0]
+    return engine
+
+
+@pytest.fixture
+def inbox() -> MemoryInbox:
+    return MemoryInbox()
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, case: tuple[float, list[str]]) -> list[int]:
+    """What a clean request says on a fresh engine."""
+    inbox = MemoryInbox()
+    inbox.put(US, request("a", CLEAN, 60))
+    turns(build(folder, "engine.cache_tokens=128", *case[1]), inbox)
+    assert POISON not in inbox.tokens(US, "a"), "a prompt that these tests cannot judge"
+    return inbox.tokens(US, "a")
+
+
+def serve_clean(engine: Engine, inbox: MemoryInbox, name: str = "clean") -> list[int]:
+    inbox.put(US, request(name, CLEAN, 60))
+    turns(engine, inbox)
+    return inbox.tokens(US, name)
+
+
+def test_only_the_poisoned_request_fails(engine: Engine, inbox: MemoryInbox, wanted: list[int]) -> None:
+    inbox.put(US, request("clean", CLEAN, 60))
+    turn(engine, inbox)
+    inbox.put(US, request("poisoned", [5, POISON, 7], 9))
+    turns(engine, inbox)
+    assert inbox.terminals(US, "poisoned") == [Failed("non-finite logits at position 3")]
+    assert inbox.tokens(US, "poisoned") == []
+    assert inbox.terminals(US, "clean") == [Finished(reason="length", prompt_tokens=20, completion_tokens=60)]
+    assert inbox.tokens(US, "clean") == wanted
+
+
+def test_its_pages_are_zeroed_for_their_next_owner(engine: Engine, inbox: MemoryInbox, wanted: list[int]) -> None:
+    inbox.put(US, request("poisoned", [5] * 30 + [POISON] + [6] * 60, 30))
+    turns(engine, inbox)
+    assert inbox.terminals(US, "poisoned") == [Failed("non-finite logits at position 91")]
+    assert engine.load().used_pages == 0 and engine.runner.slab.isfinite().all()
+    assert serve_clean(engine, inbox) == wanted
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_abort_in_the_middle_of_a_poisoned_prompt_leaves_nothing_either(
+    engine: Engine, inbox: MemoryInbox, wanted: list[int], rounds: int
+) -> None:
+    inbox.put(US, request("poisoned", [POISON] * 90, 30))
+    for _ in range(rounds):
+        turn(engine, inbox)
+    assert not engine.runner.slab.isfinite().all()
+    inbox.put(US, Abort("poisoned"))
+    turn(engine, inbox)
+    assert inbox.terminals(US, "poisoned") == [Aborted()]
+    assert engine.runner.slab.isfinite().all()
+    assert serve_clean(engine, inbox) == wanted
+
+
+def test_three_such_steps_in_a_row_end_the_rank(engine: Engine, inbox: MemoryInbox) -> None:
+    for number in range(2):
+        inbox.put(US, request(str(number), [POISON], 1))
+        turn(engine, inbox)
+        turn(engine, inbox)  # a step that samples nothing neither counts nor resets
+    inbox.put(US, request("third", [POISON], 1))
+    with pytest.raises(EngineError, match="rank 0: 3 steps in a row gave non-finite logits"):
+        turn(engine, inbox)
+
+
+def test_a_good_step_between_starts_the_count_anew(engine: Engine, inbox: MemoryInbox) -> None:
+    for number in range(6):
+        inbox.put(US, request(f"bad {number}", [POISON], 1))
+        if number % 2:
+            turns(engine, inbox)
+            inbox.put(US, request(f"good {number}", [7], 1))
+        turns(engine, inbox)
+    assert all(isinstance(inbox.terminals(US, f"bad {number}")[0], Failed) for number in range(6))
+
+
+def test_padding_reads_and_leaves_finite_rows_beside_poison(engine: Engine, inbox: MemoryInbox) -> None:
+    inbox.put(US, request("poisoned", [POISON], 1))
+    turn(engine, inbox)
+    padding = engine.runner.forward([])
+    assert padding.isfinite().all() and torch.equal(padding[0], padding[1])
