@@ -13,6 +13,8 @@ from pegahpc.launch.children import Child, Program, clean_environment, last_line
 from pegahpc.launch.journal import log_path
 
 LISTEN_TIMEOUT_S = 60.0
+FAREWELL_S = 1.5
+KILL_BOUND_S = 5.0
 POLL_S = 0.02
 
 
@@ -51,7 +53,7 @@ class GatewayChild:
         except TimeoutError:
             raise GatewayError(f"the gateway did not listen within {LISTEN_TIMEOUT_S:g} s") from None
         except msgspec.DecodeError:
-            await self.ended(5.0)
+            await self.ended(KILL_BOUND_S)
             raise GatewayError(last_line(self.child.log_path) or self.child.describe()) from None
         host = "127.0.0.1" if said.host in ("0.0.0.0", "::") else said.host
         return f"http://{host}:{said.port}/v1"
@@ -66,8 +68,15 @@ class GatewayChild:
         if await self.ended(bound_s):
             return "" if self.child.exit_code == 0 else self.child.describe()
         self.child.signal(signal.SIGKILL)
-        await self.ended(5.0)
+        await self.ended(KILL_BOUND_S)
         return f"the gateway still had work after {bound_s:g} s and was killed"
+
+    async def fail(self) -> None:
+        """Let it tell its clients that the fleet has failed, for a moment; then kill it."""
+        self.child.signal(signal.SIGUSR1)
+        if not await self.ended(FAREWELL_S):
+            self.child.signal(signal.SIGKILL)
+            await self.ended(KILL_BOUND_S)
 
 
 async def has_ended(child: Child, timeout_s: float | None = None) -> bool:

@@ -199,10 +199,9 @@ class Head:
         if ending.state == "failed":
             log.error("the fleet failed: %s", ending.reason)
             self._keeper.enter("failed", ending.reason)
-        if self._gateway is not None:
-            self._gateway.child.process.kill()
-            await self._gateway.ended(KILL_BOUND_S)
         self._server.broadcast(Kill())
+        if self._gateway is not None:
+            await self._gateway.fail()  # after a drain it has ended long since
         if not await self._trays_gone(KILL_BOUND_S):
             log.error("still there after %g s: %s", KILL_BOUND_S, self._still_there())
         if ending.state == "ended":

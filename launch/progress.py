@@ -36,11 +36,19 @@ class ProgressView:
             self._live.stop()
 
     def show(self, record: FleetRecord) -> None:
-        """Show a record; one that says nothing new prints no line."""
-        if self._live is not None:
-            self._live.update(_table(record) if record.state in ("starting", "loading") else "", refresh=True)
-        line = headline(record)
-        if line != self._said and (self._live is None or record.state == "draining"):
+        """Show a record; one that says nothing new prints no line, and the end is the caller's to tell."""
+        is_starting = record.state in ("starting", "loading")
+        if self._live is not None and is_starting:
+            self._live.update(_table(record), refresh=True)
+        elif self._live is not None:
+            self._live.stop()  # from here on the terminal is as usual
+            self._live = None
+            self._said = headline(record)
+        elif record.state not in ("ended", "failed"):
+            self._say(headline(record))
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
             self._said = line
             self._console.print(line, soft_wrap=True)
 

@@ -52,6 +52,7 @@ def test_a_killed_rank_ends_the_fleet_and_is_named_with_tray_pid_and_log(start: 
     who = f"rank 2 (tray 1, host {socket.gethostname()}, pid {victim.process.pid}) was killed by SIGKILL"
     assert_failed(fleet, record, who, "last seen at step", victim.log)
     assert fleet.launcher.wait(5) == 1
+    assert "told the clients" in (fleet.folder / "logs" / "gateway.log").read_text()
 
 
 @pytest.mark.parametrize("tray", [0, 1])
