@@ -19,6 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --use-pe
 # One thread a process: under load two OpenMP threads are slower than one. Ours is never first on the path (-P).
 export OMP_NUM_THREADS ?= 1
 export PYTHONSAFEPATH := 1
+export PATH := $(abspath $(BIN)):$(PATH)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .PHONY: serve test check format bench gpu setup clean

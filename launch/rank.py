@@ -16,7 +16,7 @@ from pegahpc.checkpoint.files import CheckpointError
 from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import configure_logging
-from pegahpc.launch.messages import CONSEQUENCE, ERROR, REFUSAL, Pulse, RankRecord
+from pegahpc.launch.messages import CONSEQUENCE, ERROR, REFUSAL, Pulse, RankBoot, RankRecord
 from pegahpc.launch.rank_link import RankLink
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.wire.keys import FleetSecret
@@ -25,6 +25,7 @@ from pegahpc.wire.sockets import RankSocket
 if TYPE_CHECKING:
     from pegahpc.engine.status import StatusBlock
     from pegahpc.moe.dispatch import Dispatcher
+    from pegahpc.moe.fabric import FabricPort
 
 log = logging.getLogger("pegahpc.launch.rank")  # __name__ is __main__ here
 
@@ -44,43 +45,64 @@ def main() -> None:
 def _serve(link: RankLink) -> None:
     boot, context = link.boot, link.boot.context
     with RankSocket(context.bind_host, FleetSecret.load(Path(boot.secret_path))) as wire:
-        link.join(
-            RankRecord(rank=context.rank, wire_endpoint=wire.endpoint, device=context.device, process=ProcessId.own())
-        )
         link.report("boot", 0.0)
+        port = _open_port(boot)
+        link.join(
+            RankRecord(
+                rank=context.rank,
+                wire_endpoint=wire.endpoint,
+                device=context.device,
+                process=ProcessId.own(),
+                slab=port.address if port else "",
+            )
+        )
         # torch takes a second or more to import: here, while the trays meet, and never in a tray
         from pegahpc.engine.build import build_engine
 
         link.report("rendezvous", 0.0)
-        link.wait_for_world(boot.fleet.fleet.rendezvous_timeout_s)
-        dispatcher = _connect(link)
+        world = link.wait_for_world(boot.fleet.fleet.rendezvous_timeout_s)
+        dispatcher = _connect(link, port, [record.slab for record in world.records])
         link.report("load", 0.0)
         engine = build_engine(boot.fleet, context, dispatcher=dispatcher, progress=link.report)
         link.publish(_pulse_reader(context.rank, engine.status))
         link.report("ready", 1.0)
         if link.wait_to_go(boot.fleet.fleet.ready_timeout_s):
             engine.run(wire, link.is_stopping)
+        dispatcher.close()
     log.info("rank %d left with the fleet", context.rank)
 
 
-def _connect(link: RankLink) -> Dispatcher:
+def _open_port(boot: RankBoot) -> FabricPort | None:
+    """Where the others fetch this rank's slab; its address travels with the hello."""
+    if boot.fleet.engine.dispatcher != "fabric":
+        return None
+    from pegahpc.engine.build import slab_shape
+    from pegahpc.moe.fabric import FabricPort
+
+    return FabricPort(boot.context.rank, slab_shape(boot.fleet))
+
+
+def _connect(link: RankLink, port: FabricPort | None, slabs: list[str]) -> Dispatcher:
     """The configured dispatcher, joined with its peers on all ranks at once."""
     fleet, context, num_experts = link.boot.fleet, link.boot.context, link.boot.num_experts
+    if port is not None:
+        from pegahpc.moe.dispatch_fabric_native import connect
+
+        return connect(port, slabs, timeout_s=fleet.fleet.ready_timeout_s)
     if fleet.engine.dispatcher == "local":
         from pegahpc.moe.dispatch import LocalDispatcher
 
         return LocalDispatcher(num_experts)
     from pegahpc.launch.store import share_store
-    from pegahpc.moe.dispatch_torch import TorchDispatcher
+    from pegahpc.moe.collectives_torch import TorchCollectives
+    from pegahpc.moe.dispatch_collective import CollectiveDispatcher
 
     timeout_s = fleet.fleet.rendezvous_timeout_s
-    return TorchDispatcher.connect(
-        share_store(link, timeout_s),
-        rank=context.rank,
-        world_size=context.world_size,
-        num_experts=num_experts,
-        timeout_s=timeout_s,
+    store = share_store(link, timeout_s)
+    collectives = TorchCollectives(
+        store, rank=context.rank, world_size=context.world_size, timeout_s=timeout_s
     )
+    return CollectiveDispatcher(collectives, num_experts=num_experts)
 
 
 def _pulse_reader(rank: int, status: StatusBlock) -> Callable[[], Pulse]:

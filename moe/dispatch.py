@@ -39,6 +39,16 @@ class Received:
     route: object  # what the dispatcher needs to bring the outputs home
 
 
+@dataclass(frozen=True)
+class Route:
+    """How the outputs of one dispatch travel home, between ranks."""
+
+    order_Q: torch.Tensor  # pairs in sending order -> index of (row, slot)
+    sent: list[int]  # pairs to each rank
+    arrived: list[int]  # pairs from each rank
+    num_topk: int
+
+
 class Dispatcher(Protocol):
     """A transport of expert rows. One step makes the same list of exchanges on every rank, whatever its rows.
 
@@ -47,6 +57,13 @@ class Dispatcher(Protocol):
 
     first_expert: int
     num_local_experts: int
+    num_exchanges: int  # so far; grows by a constant a step
+    doorbells: list[int]  # descriptors that become readable when a peer begins a step; may be none
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom an exchange under way waits for: "rank 2", "peers" where the transport does not say, "" for nobody."""
+        ...
 
     def begin_step(self, word: int) -> None:
         """Hand over this rank's word (HAS_WORK | STOPPING) for the header of the next step's first exchange."""
@@ -73,6 +90,9 @@ class LocalDispatcher:
     def __init__(self, num_experts: int) -> None:
         self.first_expert = 0
         self.num_local_experts = num_experts
+        self.num_exchanges = 0
+        self.doorbells: list[int] = []
+        self.waiting_for = ""
         self._word = 0
 
     def begin_step(self, word: int) -> None:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -15,6 +13,7 @@ from pegahpc.moe.dispatch import (
     ChainView,
     Indices,
     Received,
+    Route,
     group_pairs,
     sort_pairs,
 )
@@ -23,16 +22,6 @@ from pegahpc.moe.fabric import FabricPort, Peer, fetch, has_rung, map_windows, r
 
 class DispatchTimeout(RuntimeError):
     """A peer did not come to an exchange; the fleet ends."""
-
-
-@dataclass(frozen=True)
-class _Route:
-    """How the outputs travel home."""
-
-    order_Q: torch.Tensor  # pairs in sending order -> index of (row, slot)
-    sent: list[int]  # pairs to each rank
-    arrived: list[int]  # pairs from each rank
-    num_topk: int
 
 
 class FabricDispatcher:
@@ -51,6 +40,7 @@ class FabricDispatcher:
         self.waiting_for = ""  # whom this rank waits for now
         self._shape, self._rank, self._timeout_s = shape, port.rank, timeout_s
         self._bells, self._own = port.bells, map_windows(port.slab_fd, shape)
+        self.doorbells = [port.bells[rank] for rank in range(shape.world_size) if rank != port.rank]
         # From the next rank round, so that not all ranks put to rank 0 first.
         self._peers = {rank: peers[rank] for i in range(1, shape.world_size)
                        if (rank := (port.rank + i) % shape.world_size) in peers}  # fmt: skip
@@ -72,11 +62,6 @@ class FabricDispatcher:
             if rank != port.rank
         }
         return cls(port, peers, timeout_s=timeout_s)
-
-    @property
-    def doorbells(self) -> list[int]:
-        """Descriptors that become readable when a peer starts an exchange: what an idle rank sleeps on."""
-        return [self._bells[rank] for rank in self._peers]
 
     def begin_step(self, word: int) -> None:
         self._word, self._is_first = word, True
@@ -105,12 +90,12 @@ class FabricDispatcher:
             rows_QH=torch.empty_like(rows_QH).index_copy_(0, position_Q, rows_QH),
             group_sizes=arrived_WE.sum(0).tolist(),
             position_Q=position_Q,
-            route=_Route(torch.from_numpy(order_Q), sent, arrived, num_topk),
+            route=Route(torch.from_numpy(order_Q), sent, arrived, num_topk),
         )
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         route = received.route
-        assert isinstance(route, _Route)
+        assert isinstance(route, Route)
         parts = torch.split(out_QH.index_select(0, received.position_Q), route.arrived)
         for rank, peer in self._peers.items():
             peer.windows[self._rank].outputs[: route.arrived[rank]] = parts[rank]
@@ -146,6 +131,5 @@ class FabricDispatcher:
 
     def _timeout(self, rank: int) -> DispatchTimeout:
         return DispatchTimeout(
-            f"rank {self._rank}: rank {rank} did not come to exchange {self.num_exchanges}"
-            f" within {self._timeout_s:g} s"
+            f"rank {self._rank}: rank {rank} did not come to exchange {self.num_exchanges} within {self._timeout_s:g} s"
         )

@@ -136,3 +136,9 @@ class NativeFabricDispatcher(FabricDispatcher):
 
 
 _NO_PLACES = torch.empty(0, dtype=torch.int64)
+
+
+def connect(port: FabricPort, addresses: list[str], *, timeout_s: float) -> FabricDispatcher:
+    """The fabric on this host, in C where the compiled kernels are to be had; ranks of both kinds work together."""
+    kind = NativeFabricDispatcher if native.library() is not None else FabricDispatcher
+    return kind.connect(port, addresses, timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 ROLES = ("mixed",)
 CLUSTERS = ("local",)
-DISPATCHERS = ("auto", "local", "torch")
+DISPATCHERS = ("auto", "local", "torch", "fabric")
 DTYPES = ("auto", "float32", "bfloat16")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ASSETS = Path(__file__).parent / "assets"

@@ -79,6 +79,8 @@ def _check_topology(fleet: FleetConfig, spec: ModelSpec) -> None:
         raise ConfigError(f"engine.page_tokens: {fleet.engine.page_tokens} is above {MAX_PAGE_TOKENS}")
     if fleet.engine.dispatcher == "local" and ep_size > 1:
         raise ConfigError(f"engine.dispatcher: local serves one rank, the topology has {ep_size}; use auto")
+    if fleet.engine.dispatcher == "fabric" and fleet.cluster.device == "cuda":
+        raise ConfigError("engine.dispatcher: fabric serves ranks on CPUs; use auto or torch on GPUs")
 
 
 def _device(fleet: FleetConfig) -> str:
@@ -100,13 +102,18 @@ def _engine(fleet: FleetConfig, headers: dict[str, TensorInfo]) -> EngineConfig:
     return replace(
         engine,
         dtype=dtype,
-        dispatcher=("local" if fleet.topology.ep_size == 1 else "torch")
-        if engine.dispatcher == "auto"
-        else engine.dispatcher,
+        dispatcher=_dispatcher(fleet) if engine.dispatcher == "auto" else engine.dispatcher,
         row_invariant=is_cpu if engine.row_invariant is None else engine.row_invariant,
         idle_wait_ms=(CPU_IDLE_WAIT_MS if is_cpu else 0.0) if engine.idle_wait_ms is None else engine.idle_wait_ms,
         num_threads=threads if engine.num_threads is None else engine.num_threads,
     )
+
+
+def _dispatcher(fleet: FleetConfig) -> str:
+    """The fabric where all ranks share a kernel, which cluster=local knows beforehand."""
+    if fleet.topology.ep_size == 1:
+        return "local"
+    return "fabric" if fleet.cluster.kind == "local" and fleet.cluster.device == "cpu" else "torch"
 
 
 def _plan(fleet: FleetConfig, spec: ModelSpec, wanted: list[TensorSpec]) -> Plan:

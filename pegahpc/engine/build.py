@@ -22,6 +22,7 @@ from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.lines import probe, read_config
 from pegahpc.models.spec import ModelSpec, MoEFFN
 from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.moe.fabric import SlabShape
 from pegahpc.rank import RankContext
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,20 @@ def build_engine(
     engine.step()  # a step of padding on every rank: the first exchange is the start barrier
     progress("warmup", 1.0)
     return engine
+
+
+def slab_shape(fleet: FleetConfig) -> SlabShape:
+    """Protocol bounds of the fabric's slabs: a rank may send all its rows' choices to one peer."""
+    spec = probe(read_config(Path(fleet.model.path)))
+    moe = next(ffn for ffn in spec.ffns if isinstance(ffn, MoEFFN))
+    world_size = fleet.topology.world_size
+    return SlabShape(
+        world_size=world_size,
+        num_local_experts=spec.num_experts // world_size,
+        max_pairs=fleet.engine.max_rows_per_step * moe.router.num_topk,
+        hidden=spec.hidden_size,
+        dtype=DTYPES[fleet.engine.dtype],
+    )
 
 
 def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Kernels:

@@ -52,8 +52,8 @@ class Inbox(Protocol):
     def receive(self) -> tuple[bytes, bytes] | None:
         """(client, payload) or None."""
 
-    def wait(self, timeout_ms: float) -> bool:
-        """Sleep until a message waits."""
+    def wait(self, timeout_ms: float, doorbells: list[int]) -> bool:
+        """Sleep until a message waits or a doorbell is readable; which rings it is left to its owner to take."""
         ...
 
     def send(self, client: bytes, payload: bytes) -> None:
@@ -79,7 +79,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.dispatcher = dispatcher
-        self.status = StatusBlock()
+        self.status = StatusBlock(dispatcher)
         self.outbox = Outbox()
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -257,7 +257,7 @@ class Engine:
         self.outbox.terminal(sequence.client, sequence.request.id, Failed(message))
 
     def _idle(self, inbox: Inbox, view: ChainView) -> None:
-        """Nobody has work: wait for a message, bounded, so that peers that have work again are soon served."""
+        """Nobody has work: sleep, bounded, until a message comes or a peer that has work again begins its step."""
         if not view.has_work and not self.scheduler.has_work and self._idle_wait_ms > 0:
             self.status.phase = "idle"
-            inbox.wait(self._idle_wait_ms)
+            inbox.wait(self._idle_wait_ms, self.dispatcher.doorbells)

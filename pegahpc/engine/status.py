@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegahpc.moe.dispatch import Dispatcher
+
 
 @dataclass
 class StatusBlock:
     """Forward progress of one rank. Fields are written one by one; a reader may see a step's fields half new."""
 
+    dispatcher: Dispatcher
     step: int = 0
-    exchange: int = 0
     phase: str = "boot"  # boot, idle, schedule, step, publish, stopped
-    waiting_for: str = ""  # what or whom the rank waits for, "" for nothing
     num_running: int = 0
     num_waiting: int = 0
+
+    @property
+    def exchange(self) -> int:
+        """Exchanges that are complete, over all steps."""
+        return self.dispatcher.num_exchanges
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom an exchange under way waits for, "" for nobody."""
+        return self.dispatcher.waiting_for

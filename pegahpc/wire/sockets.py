@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 
 import zmq
@@ -95,9 +96,12 @@ class RankSocket:
             return b"", b""
         return client, payload
 
-    def wait(self, timeout_ms: float) -> bool:
-        """Sleep until a message waits, at most `timeout_ms`; True when one does."""
-        return bool(self._socket.poll(round(timeout_ms)))
+    def wait(self, timeout_ms: float, doorbells: Sequence[int] = ()) -> bool:
+        """Sleep until a message waits or one of these descriptors is readable, at most `timeout_ms`; True when so."""
+        poller = zmq.Poller()
+        for waited in (self._socket, *doorbells):
+            poller.register(waited, zmq.POLLIN)
+        return bool(poller.poll(round(timeout_ms)))
 
     def send(self, client: bytes, payload: bytes) -> None:
         """Queue one message; never blocks, and a client that is gone is no error."""

@@ -68,9 +68,7 @@ def wanted(x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", WORLDS, indirect=True)
 @pytest.mark.parametrize("rows", [(0, 0, 0), (1, 0, 0), (7, 3, 20), (20, 20, 20)])
-def test_every_output_comes_home_whatever_each_rank_sends(
-    ranks: list[FabricDispatcher], rows: tuple[int, ...]
-) -> None:
+def test_every_output_comes_home_whatever_each_rank_sends(ranks: list[FabricDispatcher], rows: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
     steps = [
         [

@@ -36,5 +36,5 @@ def test_groups_may_hold_exactly_the_chosen_experts() -> None:
 
 def test_a_groups_score_takes_two_experts_with_a_bias_and_one_without() -> None:
     assert RouterShape(**V3).arguments["group_best"] == 2
-    v2 = {"scoring": "softmax", "method": "group_limited_greedy", "num_groups": 4, "num_topk_groups": 2}
+    v2: dict[str, Any] = {"scoring": "softmax", "method": "group_limited_greedy", "num_groups": 4, "num_topk_groups": 2}
     assert RouterShape(**(V3 | v2)).arguments["group_best"] == 1

@@ -35,7 +35,7 @@ class MemoryInbox:
     def receive(self) -> tuple[bytes, bytes] | None:
         return self.waiting.popleft() if self.waiting else None
 
-    def wait(self, timeout_ms: float) -> bool:
+    def wait(self, timeout_ms: float, doorbells: list[int]) -> bool:
         self.waits_ms.append(timeout_ms)
         return bool(self.waiting)
 

@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-transformers_logging.set_verbosity_error()
-transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TINY_MOE = ASSETS / "tiny-moe"
@@ -103,7 +103,8 @@ def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
         model: PreTrainedModel = oracle_class.from_pretrained(folder, dtype=dtype)
     finally:
         oracle_class._keys_to_ignore_on_load_unexpected = previous
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def oracle_logits(oracle: PreTrainedModel, tokens: list[int]) -> torch.Tensor:

@@ -21,6 +21,7 @@ class RankResult:
     tokens: dict[str, list[int]]
     steps: int
     exchanges: int
+    seconds: float  # from the first step to the agreed stop
 
 
 def run_world(
