@@ -12,6 +12,7 @@ from pegahpc.wire.keys import FleetSecret
 MAX_FRAME_BYTES = 1 << 20
 NONCE_BYTES = 32
 MAC_BYTES = 32
+CLOSE_TIMEOUT_S = 1.0
 LENGTH = struct.Struct(">I")
 COUNT = struct.Struct(">Q")
 
@@ -49,12 +50,12 @@ class FrameStream:
             self._writer.write(LENGTH.pack(len(payload)) + payload)
 
     async def close(self) -> None:
-        """Close the connection after what is queued has left, or at once if the peer is gone."""
+        """Close the connection after what is queued has left; at once if the peer is gone or does not read."""
         self._writer.close()
         try:
-            await self._writer.wait_closed()
-        except ConnectionError:
-            return  # closed is what was asked for
+            await asyncio.wait_for(self._writer.wait_closed(), CLOSE_TIMEOUT_S)
+        except (ConnectionError, TimeoutError):
+            self._writer.transport.abort()
 
 
 class SignedStream(FrameStream):

@@ -36,7 +36,7 @@ from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)
 
-KILL_BOUND_S = 5.0  # for all trays to have reaped their ranks
+KILL_BOUND_S = 2.0  # for all trays to have reaped their ranks
 LEAVE_BOUND_S = 15.0  # for all ranks to leave through the chain
 HEAD_LATE_S = 1.0
 WATCH_SHARE = 0.7  # of gateway.stall_s; the rest is for naming and teardown
@@ -168,7 +168,8 @@ class Head:
     async def _watch(self) -> None:
         """Look after the gateway's process and the ranks' progress."""
         assert self._gateway is not None
-        self._watchdog = Watchdog(self._boot.fleet.gateway.stall_s * WATCH_SHARE)  # the wait for Go is no standstill
+        topology = self._boot.fleet.topology
+        self._watchdog.begin(num_trays=topology.num_trays, world_size=topology.world_size, now_s=time.monotonic())
         while not self._is_leaving:
             asleep_s = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
@@ -178,7 +179,11 @@ class Head:
                 how = self._gateway.child.describe()
                 self._losses.add(Loss(reason=f"{how}; log: {self._gateway.child.log_path}", weight=DEATH))
                 return
-            if culprit := self._watchdog.verdict(time.monotonic()):
+            now_s = time.monotonic()
+            if frozen := self._watchdog.silent_tray(now_s):
+                self._losses.add(Loss(reason=f"{self._tray_name(frozen[0])} {frozen[1]}", weight=DEATH))
+                return
+            if culprit := self._watchdog.verdict(now_s):
                 self._losses.add(Loss(rank=culprit[0], reason=culprit[1], weight=DEATH))
                 return
 
@@ -230,6 +235,7 @@ class Head:
             case Store():
                 self._server.broadcast(message)
             case Heartbeat():
+                self._watchdog.note_tray(tray, time.monotonic())
                 for pulse in message.pulses:
                     self._watchdog.note(pulse, time.monotonic())
                     self._keeper.note_pulse(pulse)
@@ -241,7 +247,9 @@ class Head:
     def _tray_gone(self, tray: int) -> None:
         if self._is_leaving:
             return
+        self._losses.add(Loss(reason=f"{self._tray_name(tray)} is gone: its connection closed", weight=TRAY_GONE))
+
+    def _tray_name(self, tray: int) -> str:
         hello = self._server.hellos[tray]
         ranks = f"ranks {hello.first_rank}..{hello.first_rank + hello.num_ranks - 1}"
-        who = f"tray {tray} (pid {hello.process.pid}, host {hello.host}, {ranks})"
-        self._losses.add(Loss(reason=f"{who} is gone: its connection closed", weight=TRAY_GONE))
+        return f"tray {tray} (pid {hello.process.pid}, host {hello.host}, {ranks})"

@@ -26,7 +26,7 @@ log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 
 TICK_S = 0.1
 HEAD_FOLLOWS_S = 8.0  # after another tray has ended, for the head to tear down and write down why
-TRAYS_FOLLOW_S = 2.0  # after the head has ended
+TRAYS_FOLLOW_S = 1.0  # after the head has ended
 DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -26,6 +26,14 @@ class Watchdog:
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
         self._vitals: dict[int, Vital] = {}
+        self._trays_heard_s: dict[int, float] = {}
+
+    def begin(self, *, num_trays: int, world_size: int, now_s: float) -> None:
+        """From now on everyone is expected to speak and to move; that a rank has waited for the others is no fault."""
+        self._trays_heard_s = dict.fromkeys(range(num_trays), now_s)
+        for rank in range(world_size):
+            pulse = self._vitals[rank].pulse if rank in self._vitals else Pulse(rank=rank)
+            self._vitals[rank] = Vital(pulse, heard_s=now_s, advanced_s=now_s)
 
     def note(self, pulse: Pulse, now_s: float) -> None:
         """Take in one status block."""
@@ -33,6 +41,17 @@ class Watchdog:
         known = self._vitals.get(pulse.rank)
         has_moved = known is None or known.pulse.step != pulse.step or known.pulse.exchange != pulse.exchange
         self._vitals[pulse.rank] = Vital(pulse, heard_s, now_s if known is None or has_moved else known.advanced_s)
+
+    def note_tray(self, tray: int, now_s: float) -> None:
+        """A tray has spoken."""
+        self._trays_heard_s[tray] = now_s
+
+    def silent_tray(self, now_s: float) -> tuple[int, str] | None:
+        """(tray, reason) of a tray process that is frozen; its ranks are silent only because it is."""
+        for tray, heard_s in self._trays_heard_s.items():
+            if now_s - heard_s > self._bound_s:
+                return tray, f"has been silent for {now_s - heard_s:.1f} s"
+        return None
 
     def verdict(self, now_s: float) -> tuple[int, str] | None:
         """(rank, reason) of the culprit, or None while all is well.

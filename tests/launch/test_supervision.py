@@ -113,6 +113,15 @@ def test_a_rank_that_others_wait_for_is_found_though_it_speaks(start: Start) -> 
     assert "rank 2 (tray 1" in record.reason and "has not moved for" in record.reason
 
 
+@pytest.mark.slow
+def test_a_frozen_tray_is_named_and_not_its_ranks(start: Start) -> None:
+    fleet = start("topology=ep4", "gateway.stall_s=2")
+    record = when_ready(fleet)
+    (victim,) = [entry.process for entry in record.trays if entry.tray == 1]
+    assert victim.signal(signal.SIGSTOP)
+    assert_failed(fleet, record, f"tray 1 (pid {victim.pid}", "ranks 2..3) has been silent for", within_s=8)
+
+
 def test_a_frozen_head_is_ended_by_the_launcher(start: Start) -> None:
     fleet = start("topology=ep2", "gateway.stall_s=2")
     record = when_ready(fleet)

@@ -61,6 +61,28 @@ def test_the_culprit_is_named_though_those_that_wait_for_it_stopped_first() -> N
     assert verdict is not None and verdict[0] == 1
 
 
+def test_a_tray_that_is_silent_is_told_from_its_ranks() -> None:
+    watchdog = Watchdog(5.0)
+    for second in range(8):
+        watchdog.note_tray(0, float(second))
+    watchdog.note_tray(1, 1.0)
+    assert watchdog.silent_tray(5.9) is None
+    assert watchdog.silent_tray(7.0) == (1, "has been silent for 6.0 s")
+
+
+def test_who_has_never_spoken_is_found_once_all_are_expected_to() -> None:
+    watchdog = Watchdog(5.0)
+    watchdog.note(Pulse(rank=0, step=3), 0.0)  # long ago: ready early, it waited for the others
+    watchdog.begin(num_trays=2, world_size=2, now_s=100.0)
+    assert watchdog.verdict(104.0) is None and watchdog.silent_tray(104.0) is None
+    for second in range(101, 110):
+        watchdog.note(Pulse(rank=0, step=second), float(second))
+        watchdog.note_tray(0, float(second))
+    assert watchdog.silent_tray(109.0) == (1, "has been silent for 9.0 s")
+    verdict = watchdog.verdict(109.0)
+    assert verdict is not None and verdict[0] == 1
+
+
 def test_exchanges_within_one_long_step_are_progress() -> None:
     watchdog = watched([[Pulse(rank=0, step=1, exchange=s)] for s in range(20)])
     assert watchdog.verdict(19.5) is None
