@@ -117,6 +117,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     scheduled: Scheduled | None = None  # exactly once, before the first token
+    cached_tokens: int | None = None  # with `scheduled`: prompt tokens whose rows were in the cache
     tokens: list[int] = []  # none while prefill goes on; more than one when drafts are accepted
     terminal: Terminal | None = None
 
@@ -126,8 +127,30 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int
     num_waiting: int
-    used_pages: int
+    used_pages: int  # held by requests; pages that are only kept for the prefix cache are not used
     total_pages: int  # without the padding page
+
+
+class KvEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of one rank's prefix cache, in order: names of pages (`pegahpc.page_names`) that can be hit or no more.
+
+    A client that attaches first gets one message with `is_snapshot`: `stored` is then everything there is.
+    """
+
+    stored: list[bytes] = []
+    removed: list[bytes] = []
+    is_snapshot: bool = False
+
+
+class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds since the engine started that its loop spent in each phase."""
+
+    schedule_s: float = 0.0
+    forward_s: float = 0.0  # the decoder, exchanges included
+    exchange_s: float = 0.0  # of that: waiting for peers
+    sample_s: float = 0.0
+    publish_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class StepOutputs(msgspec.Struct, kw_only=True):
@@ -140,6 +163,8 @@ class StepOutputs(msgspec.Struct, kw_only=True):
     step: int
     load: Load
     updates: list[RequestUpdate] = []
+    kv_events: KvEvents | None = None
+    phases: PhaseTimes | None = None  # with heartbeats
 
 
 HEARTBEAT_S = 0.25

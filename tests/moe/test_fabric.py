@@ -53,7 +53,7 @@ def expert(rows: torch.Tensor, expert_id: int) -> torch.Tensor:
 def serve(dispatcher: FabricDispatcher, x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
     """One layer of one rank: its experts on whatever arrives."""
     received = dispatcher.dispatch(x, idx)
-    groups = received.rows_QH.split(received.group_sizes)
+    groups = torch.split(received.rows_QH, received.group_sizes)
     outputs = [expert(group, dispatcher.first_expert + i) for i, group in enumerate(groups)]
     return dispatcher.combine(torch.cat(outputs), received)
 
@@ -125,7 +125,7 @@ def test_a_peer_that_does_not_come_is_named_within_the_bound(kind: Kind) -> None
     with ThreadPoolExecutor(2) as pool:  # rank 2 stays away
         results = [pool.submit(serve, ranks[rank], *none) for rank in (0, 1)]
         for result in results:
-            with pytest.raises(DispatchTimeout, match="rank 2 did not come to exchange 0 within 0.3 s"):
+            with pytest.raises(DispatchTimeout, match=r"rank 2 did not come to exchange 0 within 0\.3 s"):
                 result.result(timeout=20)
     assert ranks[0].waiting_for == "rank 2"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from engines import CLIENT, context, resolved
+from torch._C._distributed_c10d import TCPStore
 
 from pegahpc.engine.build import build_engine
 from pegahpc.moe.collectives_torch import TorchCollectives
@@ -49,10 +49,10 @@ def connect(job: dict[str, Any], kind: str) -> CollectiveDispatcher | FabricDisp
 
         return CollectiveDispatcher(MpiCollectives(), num_experts=num_experts)
     if kind == "torch":
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
         print(json.dumps(store.port if store else 0), flush=True)
         port = json.loads(sys.stdin.readline())[0]
-        store = store or dist.TCPStore("127.0.0.1", port)
+        store = store or TCPStore("127.0.0.1", port)
         collectives = TorchCollectives(store, rank=rank, world_size=world_size, timeout_s=60)
         return CollectiveDispatcher(collectives, num_experts=num_experts)
     shape = SlabShape(world_size=world_size, num_local_experts=num_experts // world_size, max_pairs=128 * 4,

@@ -42,7 +42,8 @@ def run_world(
     try:
         for rank, process in enumerate(ranks):
             job = {"rank": rank, "world_size": world_size, "folder": str(folder), "num_experts": num_experts,
-                   "overrides": list(overrides), "dispatcher": dispatcher, "hidden": hidden, "requests": requests_by_rank[rank]}  # fmt: skip
+                   "overrides": list(overrides), "dispatcher": dispatcher, "hidden": hidden,
+                   "requests": requests_by_rank[rank]}  # fmt: skip
             _say(process, json.dumps(job))
         said = [json.loads(_hear(process)) for process in ranks]
         for process in ranks:
