@@ -37,7 +37,7 @@ def test_an_impossible_router_is_refused_with_its_values(changes: dict[str, Any]
 
 
 def test_groups_may_hold_exactly_the_chosen_experts() -> None:
-    assert RouterShape(**(V3 | {"num_groups": 8, "num_topk_groups": 2})).num_topk == 4
+    assert RouterShape(**{**V3, "num_groups": 8, "num_topk_groups": 2}).num_topk == 4
 
 
 def test_a_groups_score_takes_two_experts_with_a_bias_and_one_without() -> None:
