@@ -99,9 +99,7 @@ def _connect(link: RankLink, port: FabricPort | None, slabs: list[str]) -> Dispa
 
     timeout_s = fleet.fleet.rendezvous_timeout_s
     store = share_store(link, timeout_s)
-    collectives = TorchCollectives(
-        store, rank=context.rank, world_size=context.world_size, timeout_s=timeout_s
-    )
+    collectives = TorchCollectives(store, rank=context.rank, world_size=context.world_size, timeout_s=timeout_s)
     return CollectiveDispatcher(collectives, num_experts=num_experts)
 
 

@@ -72,7 +72,7 @@ def test_plan_as_json_is_the_resolved_configuration(pegahpc: Run) -> None:
     document = json.loads(pegahpc("plan", "--json", "--name", "x", "topology=ep2").stdout)
     assert document["num_local_experts"] * 2 == document["num_experts"] == 16
     assert document["fleet"]["fleet"]["name"] == "x"
-    assert document["fleet"]["engine"]["dispatcher"] == "torch"
+    assert "auto" not in document["fleet"]["engine"].values() and None not in document["fleet"]["engine"].values()
 
 
 def test_an_empty_home_has_no_fleets(pegahpc: Run, tmp_path: Path) -> None:

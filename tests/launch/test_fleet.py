@@ -149,11 +149,11 @@ def test_a_running_stream_is_finished_by_a_drain(pegahpc: Run, home: Path) -> No
     assert after is not None and (after.state, after.reason) == ("ended", "drained")
 
 
-@pytest.mark.parametrize("topology", ["ep1", "ep2"])
-def test_in_the_foreground_ctrl_c_on_the_terminal_drains(topology: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [["topology=ep1"], ["topology=ep2"], ["topology=ep2", "engine.dispatcher=torch"]])
+def test_in_the_foreground_ctrl_c_on_the_terminal_drains(overrides: list[str], tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
     up = subprocess.Popen(
-        [*python_module("pegahpc.launch.cli"), "up", f"topology={topology}", "gateway.port=0", "--home", str(tmp_path)],
+        [*python_module("pegahpc.launch.cli"), "up", *overrides, "gateway.port=0", "--home", str(tmp_path)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -181,11 +181,16 @@ def read_until(terminal: int, words: bytes, within_s: float) -> bytes:
     return said
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "tray 1", "tray 0", "gateway", "launcher"])
+@pytest.mark.parametrize(
+    ("victim", "dispatcher"),
+    [("rank 1", "torch"), ("rank 1", "auto"), ("tray 1", "auto"), ("tray 0", "auto"), ("gateway", "auto"),
+     ("launcher", "auto")],
+)  # fmt: skip
 def test_whatever_is_killed_of_a_real_fleet_is_named_and_nothing_is_left(
-    pegahpc: Run, tmp_path: Path, victim: str
+    pegahpc: Run, tmp_path: Path, victim: str, dispatcher: str
 ) -> None:
-    up = pegahpc("up", "-d", "--home", str(tmp_path), "topology=ep4", "gateway.port=0")
+    settings = ("topology=ep4", "gateway.port=0", f"engine.dispatcher={dispatcher}")
+    up = pegahpc("up", "-d", "--home", str(tmp_path), *settings)
     assert up.returncode == 0, up.stderr
     record = latest(tmp_path)
     process = dict(record.processes())[victim]
