@@ -121,3 +121,21 @@ def test_padding_reads_and_leaves_finite_rows_beside_poison(engine: Engine, inbo
     turn(engine, inbox)
     padding = engine.runner.forward([])
     assert padding.isfinite().all() and torch.equal(padding[0], padding[1])
+
+
+def test_a_slots_former_pages_are_forgotten_while_poison_stands_on_them(
+    folder: Path, case: tuple[float, list[str]], inbox: MemoryInbox
+) -> None:
+    """The short request reads whole splits of its slot's row of the page table, masked: nobody else's pages."""
+    sizes = ("engine.cache_tokens=128", "engine.max_prefill_rows=16", "engine.max_num_seqs=2")
+    engine = build(folder, *sizes, *case[1])
+    inbox.put(US, request("fresh", [7], 8))
+    turns(engine, inbox)
+    wanted = inbox.tokens(US, "fresh")
+    engine.runner.decoder.embed_VH[POISON] = case[0]
+    inbox.put(US, request("all pages", [8] * 100, 28))  # in slot 1, which the short request takes next
+    turns(engine, inbox)
+    inbox.put(US, request("poisoned", [POISON] * 100, 4), request("short", [7], 8))
+    turns(engine, inbox)
+    assert isinstance(inbox.terminals(US, "poisoned")[0], Failed)
+    assert inbox.tokens(US, "short") == wanted
