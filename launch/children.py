@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import re
@@ -17,6 +18,7 @@ from pegahpc.launch.identity import ProcessId
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.02
 LOG_PREFIX = re.compile(r"^[\d-]+[T ][\d:.,]+ (?:gateway )?[A-Z]+ [\w.]+: ")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -139,6 +141,17 @@ class Child:
     def describe(self) -> str:
         """`rank 2 (pid 71) was killed by SIGKILL`."""
         return f"{self.who} (pid {self.id.pid}) {how_it_ended(self.process.poll())}"
+
+
+async def has_ended(child: Child, timeout_s: float | None = None) -> bool:
+    """Wait for a child's end, reaping it; False when it still runs after `timeout_s` (None: no bound)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while child.is_alive:
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return False
+    return True
 
 
 def how_it_ended(exit_code: int | None) -> str:

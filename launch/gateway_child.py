@@ -9,13 +9,12 @@ import signal
 import msgspec
 
 from pegahpc.launch.boot import FleetBoot, GatewayBoot, Listening
-from pegahpc.launch.children import Child, Program, clean_environment, last_line
+from pegahpc.launch.children import Child, Program, clean_environment, has_ended, last_line
 from pegahpc.launch.journal import log_path
 
 LISTEN_TIMEOUT_S = 60.0
 FAREWELL_S = 1.5
 KILL_BOUND_S = 5.0
-POLL_S = 0.02
 
 
 class GatewayError(RuntimeError):
@@ -77,14 +76,3 @@ class GatewayChild:
         if not await self.ended(FAREWELL_S):
             self.child.signal(signal.SIGKILL)
             await self.ended(KILL_BOUND_S)
-
-
-async def has_ended(child: Child, timeout_s: float | None = None) -> bool:
-    """Wait for a child's end, reaping it; False when it still runs after `timeout_s` (None: no bound)."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while child.is_alive:
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        return False
-    return True

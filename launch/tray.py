@@ -15,8 +15,8 @@ import sys
 import msgspec
 
 from pegahpc.launch.boot import TrayBoot
+from pegahpc.launch.children import has_ended
 from pegahpc.launch.frames import FrameError
-from pegahpc.launch.gateway_child import has_ended
 from pegahpc.launch.head import Head
 from pegahpc.launch.head_link import HeadLink
 from pegahpc.launch.identity import ProcessId, boot_id
