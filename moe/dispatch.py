@@ -58,6 +58,7 @@ class Dispatcher(Protocol):
     first_expert: int
     num_local_experts: int
     num_exchanges: int  # so far; grows by a constant a step
+    exchange_s: float  # seconds spent in exchanges so far, waiting for peers included
     doorbells: list[int]  # descriptors that become readable when a peer begins a step; may be none
 
     @property
@@ -91,6 +92,7 @@ class LocalDispatcher:
         self.first_expert = 0
         self.num_local_experts = num_experts
         self.num_exchanges = 0
+        self.exchange_s = 0.0
         self.doorbells: list[int] = []
         self.waiting_for = ""
         self._word = 0

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -49,6 +50,7 @@ class CollectiveDispatcher:
         self.num_local_experts = num_experts // self._world_size
         self.first_expert = self._rank * self.num_local_experts
         self.num_exchanges = 0  # collectives so far; a test holds it to a constant a step
+        self.exchange_s = 0.0
         self.doorbells: list[int] = []  # nothing wakes a rank that sleeps between steps
         self._word, self._words, self._is_first = 0, [0] * self._world_size, True
 
@@ -93,12 +95,19 @@ class CollectiveDispatcher:
         """[W, E] pairs to each rank's experts -> [W, E] pairs from each rank; column 0 carries the chain word."""
         header = np.empty((self._world_size, 1 + self.num_local_experts), dtype=np.int64)
         header[:, 0], header[:, 1:] = self._word, sent_WE
+        started = time.perf_counter()
         answer = self._collectives.exchange_counts(header)
-        self.num_exchanges += 1
+        self._exchanged(started)
         if self._is_first:
             self._words, self._is_first = answer[:, 0].tolist(), False
         return answer[:, 1:]
 
     def _exchange_rows(self, rows: torch.Tensor, sent: list[int], arrived: list[int]) -> torch.Tensor:
+        started = time.perf_counter()
+        out = self._collectives.exchange_rows(rows.contiguous(), sent, arrived)
+        self._exchanged(started)
+        return out
+
+    def _exchanged(self, started: float) -> None:
         self.num_exchanges += 1
-        return self._collectives.exchange_rows(rows.contiguous(), sent, arrived)
+        self.exchange_s += time.perf_counter() - started

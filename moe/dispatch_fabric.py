@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -37,6 +39,7 @@ class FabricDispatcher:
         self.num_local_experts = shape.num_local_experts
         self.first_expert = port.rank * shape.num_local_experts
         self.num_exchanges = 0
+        self.exchange_s = 0.0
         self.waiting_for = ""  # whom this rank waits for now
         self._shape, self._rank, self._timeout_s = shape, port.rank, timeout_s
         self._bells, self._own = port.bells, map_windows(port.slab_fd, shape)
@@ -121,13 +124,18 @@ class FabricDispatcher:
 
     def _await_all(self) -> None:
         """Take one ring of every peer. A peer may be one exchange ahead, never two: it needs this rank's ring too."""
+        started = time.perf_counter()
         for rank in self._peers:
             if not has_rung(self._bells[rank]):
                 self.waiting_for = f"rank {rank}"
                 if not wait_for_ring(self._bells[rank], self._timeout_s):
                     raise self._timeout(rank)
                 self.waiting_for = ""
+        self._exchanged(started)
+
+    def _exchanged(self, started: float) -> None:
         self.num_exchanges += 1
+        self.exchange_s += time.perf_counter() - started
 
     def _timeout(self, rank: int) -> DispatchTimeout:
         return DispatchTimeout(

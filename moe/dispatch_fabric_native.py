@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -73,17 +74,17 @@ class NativeFabricDispatcher(FabricDispatcher):
         order_Q, sent_W = np.empty(num_rows * num_topk, np.int64), np.empty(world_size, np.int64)
         counts_WE, words_W = np.empty((world_size, num_local), np.int64), np.empty(world_size, np.int64)
         arrays = (order_Q, sent_W, counts_WE, words_W)
-        self._check(
-            self._dispatch(
-                self._at,
-                x_TH.data_ptr(),
-                topk_idx_TK.data_ptr(),
-                len(order_Q),
-                num_topk,
-                self._word,
-                *(array.ctypes.data for array in arrays),
-            )
+        started = time.perf_counter()
+        status = self._dispatch(
+            self._at,
+            x_TH.data_ptr(),
+            topk_idx_TK.data_ptr(),
+            len(order_Q),
+            num_topk,
+            self._word,
+            *(array.ctypes.data for array in arrays),
         )
+        self._check(status, started)
         if self._is_first:
             self._words, self._is_first = words_W.tolist(), False
         group_sizes: list[int] = counts_WE.sum(0).tolist()
@@ -100,17 +101,17 @@ class NativeFabricDispatcher(FabricDispatcher):
         out_QH = out_QH.contiguous()
         y_TKH = out_QH.new_empty(sent.num_rows, sent.num_topk, out_QH.shape[1])
         arrays = (sent.order_Q, sent.sent_W, sent.counts_WE)
-        self._check(
-            self._combine(self._at, out_QH.data_ptr(), *(array.ctypes.data for array in arrays), y_TKH.data_ptr())
-        )
+        started = time.perf_counter()
+        pointers = (array.ctypes.data for array in arrays)
+        self._check(self._combine(self._at, out_QH.data_ptr(), *pointers, y_TKH.data_ptr()), started)
         return y_TKH
 
-    def _check(self, status: int) -> None:
+    def _check(self, status: int, started: float) -> None:
         if status > 0:
             raise self._timeout(status - 1)
         if status < 0:
             raise OSError(-status, "a doorbell of the fabric failed")
-        self.num_exchanges += 1
+        self._exchanged(started)
 
     def _struct(self) -> _Fabric:
         world_size, shape = self._shape.world_size, self._shape

@@ -23,6 +23,7 @@ from pegahpc.models.lines import probe, read_config
 from pegahpc.models.spec import ModelSpec, MoEFFN
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.moe.fabric import SlabShape
+from pegahpc.page_names import model_salt
 from pegahpc.rank import RankContext
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def build_engine(
         max_model_len=fleet.model.max_model_len,
         idle_wait_ms=engine_config.idle_wait_ms or 0.0,
         drain_timeout_s=fleet.fleet.drain_timeout_s,
+        prefix_salt=model_salt(Path(fleet.model.path)) if engine_config.prefix_cache else None,
     )
     progress("warmup", 0.0)
     engine.step()  # a step of padding on every rank: the first exchange is the start barrier

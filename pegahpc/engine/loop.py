@@ -15,11 +15,13 @@ import msgspec
 
 from pegahpc.engine.admission import refusal
 from pegahpc.engine.outbox import Outbox
+from pegahpc.engine.phase_clock import PhaseClock
 from pegahpc.engine.runner import Runner, Sampled
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.engine.status import StatusBlock
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Dispatcher
+from pegahpc.page_names import root_name
 from pegahpc.wire.messages import (
     HEARTBEAT_S,
     WIRE_VERSION,
@@ -28,7 +30,9 @@ from pegahpc.wire.messages import (
     Draining,
     Failed,
     Finished,
+    KvEvents,
     Load,
+    PhaseTimes,
     Rejected,
     RejectReason,
     Request,
@@ -74,6 +78,7 @@ class Engine:
         max_model_len: int,
         idle_wait_ms: float,
         drain_timeout_s: float,
+        prefix_salt: bytes | None,
     ) -> None:
         self.rank = rank
         self.scheduler = scheduler
@@ -85,7 +90,13 @@ class Engine:
         self._max_model_len = max_model_len
         self._idle_wait_ms = idle_wait_ms
         self._drain_timeout_s = drain_timeout_s
+        # Pages have names, and can be hit, only with a salt.
+        self._naming = (
+            {} if prefix_salt is None else {"page_tokens": scheduler.pool.page_tokens, "root": root_name(prefix_salt)}
+        )
         self._clients: set[bytes] = set()
+        self._new_clients: set[bytes] = set()  # attached since the last publish: they get a snapshot
+        self.clock = PhaseClock()
         self._heartbeat_at_s = 0.0
         self._num_non_finite = 0
         self._is_stopping = False
@@ -104,7 +115,8 @@ class Engine:
             view = self.step()
             if leaving:
                 self._fail_all("the fleet has ended")
-            self.publish(inbox)
+            with self.clock.timed("publish"):
+                self.publish(inbox)
             if leaving:
                 self.status.phase = "stopped"
                 return
@@ -114,9 +126,10 @@ class Engine:
     def step(self) -> ChainView:
         """One step, whatever there is to do; the fleet as its first exchange showed it."""
         self.status.phase = "schedule"
-        self.scheduler.admit(self._admitted)
-        spans = self.scheduler.plan()
-        self.dispatcher.begin_step(self._word())
+        with self.clock.timed("schedule"):
+            self.scheduler.admit(self._admitted)
+            spans = self.scheduler.plan()
+            self.dispatcher.begin_step(self._word())
         self.status.phase = "step"
         sampled = self.runner.step(spans)
         self.status.step += 1
@@ -148,7 +161,7 @@ class Engine:
         if reason is not None:
             self.outbox.terminal(client, request.id, Rejected(reason))
             return
-        self.scheduler.add(Sequence(client, request, time.monotonic()))
+        self.scheduler.add(Sequence(client, request, time.monotonic(), **self._naming))
 
     def abort(self, client: bytes, request_id: str) -> None:
         """Free a request's pages now; one that is over, or was never here, is no error."""
@@ -160,20 +173,46 @@ class Engine:
             self.outbox.terminal(client, request_id, Aborted())
 
     def publish(self, inbox: Inbox) -> None:
-        """One message for each client that has updates; the load for all of them at least every HEARTBEAT_S."""
+        """One message for each client that has updates; to all of them when the prefix cache changed or it is time."""
         self.status.phase = "publish"
         self.status.num_running = len(self.scheduler.running)
         self.status.num_waiting = len(self.scheduler.waiting)
         updates = self.outbox.take()
+        stored, removed = self.scheduler.pool.take_events()
         now_s = time.monotonic()
         is_due = now_s >= self._heartbeat_at_s
         if is_due:
             self._heartbeat_at_s = now_s + HEARTBEAT_S
-        load = self.load() if updates or is_due else None
-        for client in self._clients | updates.keys() if is_due else updates:
-            assert load is not None
-            outputs = StepOutputs(rank=self.rank, step=self.status.step, load=load, updates=updates.get(client, []))
+        is_for_all = is_due or bool(stored or removed)
+        targets = self._clients | updates.keys() if is_for_all else updates.keys()
+        if not targets:
+            return
+        load, phases = self.load(), self.phase_times() if is_due else None
+        events = KvEvents(stored=stored, removed=removed) if stored or removed else None
+        for client in targets:
+            is_new = client in self._new_clients
+            outputs = StepOutputs(
+                rank=self.rank,
+                step=self.status.step,
+                load=load,
+                updates=updates.get(client, []),
+                kv_events=KvEvents(stored=self.scheduler.pool.names, is_snapshot=True) if is_new else events,
+                phases=phases,
+            )
             inbox.send(client, encode(outputs))
+        self._new_clients -= targets
+
+    def phase_times(self) -> PhaseTimes:
+        """Where the loop's time went since the start."""
+        seconds = self.clock.seconds
+        return PhaseTimes(
+            schedule_s=seconds["schedule"],
+            forward_s=self.runner.clock.seconds["forward"],
+            exchange_s=self.dispatcher.exchange_s,
+            sample_s=self.runner.clock.seconds["sample"],
+            publish_s=seconds["publish"],
+            idle_s=seconds["idle"],
+        )
 
     def load(self) -> Load:
         """This rank's load now."""
@@ -210,6 +249,7 @@ class Engine:
             log.warning("wire: a client speaks version %d, this rank %d; ignored", attach.version, WIRE_VERSION)
             return
         self._clients.add(client)
+        self._new_clients.add(client)
         self._heartbeat_at_s = 0.0  # answer at once
 
     def _admitted(self, sequence: Sequence) -> None:
@@ -233,6 +273,9 @@ class Engine:
             raise EngineError(f"rank {self.rank}: {MAX_NON_FINITE_STEPS} steps in a row gave non-finite logits")
 
     def _take_token(self, sequence: Sequence, token: int) -> None:
+        names = sequence.proven_names()
+        if names is not None and sequence.cache is not None:
+            sequence.cache.seal(names)
         sequence.tokens.append(token)
         self.outbox.token(sequence, token)
         if token in sequence.request.stop_token_ids:
@@ -260,4 +303,5 @@ class Engine:
         """Nobody has work: sleep, bounded, until a message comes or a peer that has work again begins its step."""
         if not view.has_work and not self.scheduler.has_work and self._idle_wait_ms > 0:
             self.status.phase = "idle"
-            inbox.wait(self._idle_wait_ms, self.dispatcher.doorbells)
+            with self.clock.timed("idle"):
+                inbox.wait(self._idle_wait_ms, self.dispatcher.doorbells)

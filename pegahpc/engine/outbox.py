@@ -17,6 +17,7 @@ class Outbox:
         """The request left the queue."""
         update = self._of(sequence.client, sequence.request.id)
         update.scheduled = Scheduled(queued_at_s=sequence.queued_at_s, scheduled_at_s=now_s)
+        update.cached_tokens = sequence.num_computed
 
     def token(self, sequence: Sequence, token: int) -> None:
         """One more token."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pegahpc.engine.pages import PADDING_PAGE
+from pegahpc.engine.phase_clock import PhaseClock
 from pegahpc.engine.sampler import Draw, sample
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.kernels.latent_attention import SPLIT_TOKENS
@@ -56,31 +57,33 @@ class Runner:
         self._block_table = torch.full(
             (max_num_seqs + 1, num_splits * self._pages_per_split), PADDING_PAGE, device=self._device
         )
+        self._num_written = [0] * max_num_seqs  # pages of each slot that its row holds
         self._padding_slot = max_num_seqs
         self._buckets = buckets(max_rows)
+        self.clock = PhaseClock()
 
     def admit(self, sequence: Sequence) -> None:
-        """Write a newly admitted request's pages into its row of the block table."""
-        assert sequence.cache is not None
-        row = self._block_table[sequence.slot]
-        row.fill_(PADDING_PAGE)
-        row[: len(sequence.cache.pages)] = torch.tensor(sequence.cache.pages) * self.slab.shape[1]
+        """Give a newly admitted request its row of the block table."""
+        self._block_table[sequence.slot].fill_(PADDING_PAGE)
+        self._num_written[sequence.slot] = 0
 
     def clean(self, sequence: Sequence) -> None:
-        """Zero a request's pages: values that are not finite must not meet the next owner's masked zeros."""
+        """Zero what no finite logits have vouched for: it must not meet the next owner's masked zeros."""
         assert sequence.cache is not None
-        self.slab[sequence.cache.pages] = 0
+        self.slab[sequence.cache.unproven_pages] = 0
 
     @torch.inference_mode()
     def step(self, spans: list[Span]) -> list[Sampled]:
         """Run the decoder over the spans (none: one bucket of padding) and sample where a span is complete."""
-        hidden_TH = self.forward(spans)
+        with self.clock.timed("forward"):
+            hidden_TH = self.forward(spans)
         sampled = [span for span in spans if span.is_sampled]
         if not sampled:
             return []
-        logits_SV = self.decoder.logits(hidden_TH.index_select(0, self._sample_idx(spans)))
-        draws = [Draw(span.sequence.request.sampling, span.start + span.num_rows) for span in sampled]
-        tokens, finite = sample(logits_SV, draws)
+        with self.clock.timed("sample"):
+            logits_SV = self.decoder.logits(hidden_TH.index_select(0, self._sample_idx(spans)))
+            draws = [Draw(span.sequence.request.sampling, span.start + span.num_rows) for span in sampled]
+            tokens, finite = sample(logits_SV, draws)
         return [Sampled(*row) for row in zip(sampled, tokens, finite, strict=True)]
 
     @torch.inference_mode()
@@ -88,8 +91,18 @@ class Runner:
         """[bucket, hidden]: the spans' rows in order, then padding; their cache rows are written."""
         return self.decoder.forward(self._input(spans), self._caches)
 
+    def _write_blocks(self, sequence: Sequence) -> None:
+        """Bring a request's row of the block table up to the pages that it holds."""
+        assert sequence.cache is not None
+        pages, done = sequence.cache.pages, self._num_written[sequence.slot]
+        if len(pages) > done:
+            self._block_table[sequence.slot, done : len(pages)] = torch.tensor(pages[done:]) * self.slab.shape[1]
+            self._num_written[sequence.slot] = len(pages)
+
     def _input(self, spans: list[Span]) -> StepInput:
         """Rows in order: chunks, decode rows, padding (token 0, position 0, length 1, the padding page)."""
+        for span in spans:
+            self._write_blocks(span.sequence)
         num_live = sum(span.num_rows for span in spans)
         num_rows = next(size for size in self._buckets if size >= num_live)
         num_padding = num_rows - num_live

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from pegahpc.engine.pages import PagePool, RequestCache
+from pegahpc.engine.pages import PagePool
+from pegahpc.engine.request_cache import RequestCache
 from pegahpc.engine.sequence import Sequence, Span
 
 
@@ -44,7 +45,7 @@ class Scheduler:
         while self.waiting and self._free_slots:
             sequence = next(iter(self.waiting.values()))
             cache = RequestCache(self.pool)
-            if not cache.reserve(sequence.lifetime_tokens):
+            if not cache.reserve(sequence.lifetime_tokens, sequence.reusable_names):
                 return
             del self.waiting[sequence.key]
             sequence.cache, sequence.slot = cache, self._free_slots.popleft()
@@ -52,7 +53,7 @@ class Scheduler:
             on_admit(sequence)
 
     def plan(self) -> list[Span]:
-        """The next step's spans, prefill chunks first (rows of a step: chunks, decode rows, padding)."""
+        """The next step's spans, chunks of prompts first (rows of a step: chunks, decode rows, padding), with room."""
         decoding = [Span(s, s.num_computed, 1) for s in self.running.values() if s.num_remaining == 1]
         budget = min(self._max_prefill_rows, self._max_rows - len(decoding))
         chunks: list[Span] = []
@@ -61,7 +62,11 @@ class Scheduler:
                 num_rows = min(sequence.num_remaining, budget)
                 chunks.append(Span(sequence, sequence.num_computed, num_rows))
                 budget -= num_rows
-        return chunks + decoding
+        spans = chunks + decoding
+        for span in spans:
+            assert span.sequence.cache is not None
+            span.sequence.cache.extend(span.num_rows)
+        return spans
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a request, whatever its state; its pages and slot are free at once."""

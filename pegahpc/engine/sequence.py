@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegahpc.engine.pages import RequestCache
+from pegahpc.engine.request_cache import RequestCache
+from pegahpc.page_names import next_name, page_names
 from pegahpc.wire.messages import Request
 
 
 class Sequence:
     """A request's tokens and how far they are computed. `tokens` is the prompt, then what was sampled."""
 
-    def __init__(self, client: bytes, request: Request, queued_at_s: float) -> None:
+    def __init__(
+        self, client: bytes, request: Request, queued_at_s: float, *, page_tokens: int = 0, root: bytes = b""
+    ) -> None:
         self.client = client
         self.request = request
         self.queued_at_s = queued_at_s
         self.tokens = list(request.prompt_tokens)
         self.cache: RequestCache | None = None  # set while running
-        self.slot = -1  # row of the runner's page table, while running
+        self.slot = -1  # row of the runner's block table, while running
+        self._page_tokens, self._root = page_tokens, root  # 0: pages have no names, the prefix cache is off
+        self._names = page_names(self.tokens, page_tokens, root) if page_tokens else []
 
     @property
     def key(self) -> tuple[bytes, str]:
@@ -28,6 +33,24 @@ class Sequence:
     def lifetime_tokens(self) -> int:
         """The most tokens that it can ever hold."""
         return len(self.request.prompt_tokens) + self.request.max_tokens
+
+    @property
+    def reusable_names(self) -> list[bytes]:
+        """Names of the prompt's full pages that a hit may cover: at least one token is always computed."""
+        return self._names[: (len(self.request.prompt_tokens) - 1) // self._page_tokens] if self._page_tokens else []
+
+    def proven_names(self) -> list[bytes] | None:
+        """Names of all full committed pages, when there are more than were sealed; else None."""
+        if not self._page_tokens or self.cache is None:
+            return None
+        num_full = self.cache.num_committed // self._page_tokens
+        if num_full <= self.cache.num_sealed:
+            return None
+        while len(self._names) < num_full:
+            first = len(self._names) * self._page_tokens
+            parent = self._names[-1] if self._names else self._root
+            self._names.append(next_name(parent, self.tokens[first : first + self._page_tokens]))
+        return self._names[:num_full]
 
     @property
     def num_computed(self) -> int:

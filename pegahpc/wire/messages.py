@@ -127,7 +127,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int
     num_waiting: int
-    used_pages: int  # held by requests; pages that are only kept for the prefix cache are not used
+    used_pages: int  # held by or promised to requests; pages only kept for the prefix cache are not used
     total_pages: int  # without the padding page
 
 

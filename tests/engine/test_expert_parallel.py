@@ -32,9 +32,7 @@ def asked(count: int, first: int) -> list[Asked]:
 
 
 @pytest.mark.parametrize("dispatcher", EXCHANGES_A_LAYER)
-def test_ranks_with_unequal_work_leave_after_the_same_step_with_a_constant_chain(
-    folder: Path, dispatcher: str
-) -> None:
+def test_ranks_with_unequal_work_leave_after_the_same_step_with_a_constant_chain(folder: Path, dispatcher: str) -> None:
     shares = [asked(4, 0), asked(1, 4)]  # rank 1 is done long before rank 0
     results = run_world(folder, shares, num_experts=8, hidden=SHAPE["hidden_size"], dispatcher=dispatcher)
     assert results[0].steps == results[1].steps

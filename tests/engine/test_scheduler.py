@@ -66,11 +66,15 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
     assert admitted(scheduler) == ["large", "small"]
 
 
-def test_the_whole_life_is_reserved_at_admission() -> None:
+def test_the_whole_life_is_promised_at_admission_and_drawn_as_rows_come() -> None:
     scheduler = scheduler_of()
     scheduler.add(sequence("a", 5, 12))
     scheduler.admit(lambda each: None)
-    assert len(scheduler.running[b"c", "a"].cache.pages) == 5  # type: ignore[union-attr]  # ceil(17 / 4)
+    assert scheduler.pool.num_free == 50 - 5  # ceil(17 / 4)
+    cache = scheduler.running[b"c", "a"].cache
+    assert cache is not None and cache.pages == []
+    step(scheduler)
+    assert len(cache.pages) == 2 and scheduler.pool.num_free == 50 - 5
 
 
 def test_a_prompt_is_cut_into_bounded_chunks_then_decodes() -> None:

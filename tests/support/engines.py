@@ -10,7 +10,7 @@ import torch
 from pegahpc.config import FleetConfig, compose_fleet
 from pegahpc.engine.build import build_engine
 from pegahpc.engine.loop import Engine
-from pegahpc.engine.pages import RequestCache
+from pegahpc.engine.request_cache import RequestCache
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.moe.dispatch import Dispatcher, LocalDispatcher
 from pegahpc.plan import resolve
@@ -111,5 +111,6 @@ def admit(engine: Engine, name: str, tokens: list[int]) -> Sequence:
     sequence = Sequence(CLIENT, request(name, tokens, 0), 0.0)
     sequence.cache, sequence.slot = RequestCache(engine.scheduler.pool), int(name)
     assert sequence.cache.reserve(len(tokens))
+    sequence.cache.extend(len(tokens))
     engine.runner.admit(sequence)
     return sequence
