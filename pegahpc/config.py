@@ -131,6 +131,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_rows_per_step: int = 128
     max_prefill_rows: int = 96
+    prefix_cache: bool = True
     idle_wait_ms: float | None = None
     row_invariant: bool | None = None
     dispatcher: str = "auto"
@@ -162,6 +163,7 @@ class GatewayConfig:
     default_max_tokens: int = 512
     max_body_bytes: int = 1 << 20
     max_concurrent_requests: int = 1024
+    affinity_load_bound: int = 8  # running + 4 * waiting beyond the least loaded rank's that a prefix hit may cost
     stall_s: float = 10.0  # /health fails when a rank's step has not advanced for so long
 
     def __post_init__(self) -> None:
@@ -170,6 +172,7 @@ class GatewayConfig:
         _at_least("gateway.default_max_tokens", self.default_max_tokens, 1, " tokens")
         _at_least("gateway.max_body_bytes", self.max_body_bytes, 1024, " bytes")
         _at_least("gateway.max_concurrent_requests", self.max_concurrent_requests, 1)
+        _at_least("gateway.affinity_load_bound", self.affinity_load_bound, 0)
         _at_least("gateway.stall_s", self.stall_s, 1, " s")
 
 
