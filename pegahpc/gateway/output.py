@@ -13,12 +13,19 @@ from pegahpc.gateway.stop_strings import StopStrings
 from pegahpc.wire.messages import Finished, RequestUpdate
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens, those that the prefix cache had."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens as the engine counted them."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Output:
@@ -28,6 +35,7 @@ class Output:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_cached_tokens = 0
         self._num_tokens = 0
         self.finish_reason: Literal["stop", "length"] | None = None
         self.failure: ApiError | None = None
@@ -49,6 +57,7 @@ class Output:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_tokens,
             total_tokens=self._num_prompt_tokens + self._num_tokens,
+            prompt_tokens_details=PromptTokensDetails(self._num_cached_tokens),
         )
 
     def feed(self, updates: Sequence[RequestUpdate]) -> str:
@@ -57,6 +66,8 @@ class Output:
 
     def _feed_one(self, update: RequestUpdate) -> str:
         self._num_tokens += len(update.tokens)
+        if update.cached_tokens is not None:
+            self._num_cached_tokens = update.cached_tokens
         if self.is_over:  # after a stop string: counted, not shown
             return ""
         terminal = update.terminal

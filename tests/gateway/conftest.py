@@ -43,16 +43,17 @@ class Served:
     def engine(self) -> FakeEngine:
         return self.engines[0]
 
-    async def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
-        async with self.http.post(self.url + path, json=body) as response:
+    async def post(self, path: str, body: object, session: str = "") -> tuple[int, dict[str, Any]]:
+        headers = {"X-Session-Id": session} if session else {}
+        async with self.http.post(self.url + path, json=body, headers=headers) as response:
             return response.status, await response.json()
 
     async def chat(self, **fields: object) -> tuple[int, dict[str, Any]]:
         body = {"model": "tiny-moe", "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.post("/v1/chat/completions", body)
 
-    async def complete(self, **fields: object) -> tuple[int, dict[str, Any]]:
-        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": "hi", **fields})
+    async def complete(self, *, session: str = "", **fields: object) -> tuple[int, dict[str, Any]]:
+        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": "hi", **fields}, session)
 
 
 Serve = Callable[..., contextlib.AbstractAsyncContextManager[Served]]

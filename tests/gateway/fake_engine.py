@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from pegahpc.wire.keys import FleetSecret
@@ -13,7 +14,9 @@ from pegahpc.wire.messages import (
     Aborted,
     Attach,
     Finished,
+    KvEvents,
     Load,
+    PhaseTimes,
     Request,
     RequestUpdate,
     Scheduled,
@@ -27,10 +30,13 @@ IDLE = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=100)
 Script = Callable[[Request], Sequence[RequestUpdate]]
 
 
-def updates_for(request: Request, steps: Sequence[Sequence[int]], reason: str = "stop") -> list[RequestUpdate]:
+def updates_for(
+    request: Request, steps: Sequence[Sequence[int]], reason: str = "stop", *, num_cached: int | None = None
+) -> list[RequestUpdate]:
     """One update a step, the terminal in the last; the counts are those of a correct engine."""
     updates = [RequestUpdate(id=request.id, tokens=list(tokens)) for tokens in steps] or [RequestUpdate(id=request.id)]
     updates[0].scheduled = Scheduled(queued_at_s=1.0, scheduled_at_s=1.5)
+    updates[0].cached_tokens = num_cached
     updates[-1].terminal = Finished(
         reason="stop" if reason == "stop" else "length",
         prompt_tokens=len(request.prompt_tokens),
@@ -42,7 +48,8 @@ def updates_for(request: Request, steps: Sequence[Sequence[int]], reason: str = 
 class FakeEngine:
     """Answers each request with what `script` says, one message an update; requests and aborts are kept.
 
-    Set `is_frozen` to stop its pulse, `load` to what it reports, `holds` to answer nothing but the first update.
+    Set `is_frozen` to stop its pulse, `load` and `phases` to what it reports, `is_holding` to answer all but the last
+    update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so then.
     """
 
     def __init__(self, rank: int, secret: FleetSecret) -> None:
@@ -50,13 +57,17 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborts: list[str] = []
         self.load = IDLE
+        self.phases: PhaseTimes | None = None
+        self.pages: list[bytes] = []
+        self.says_snapshot = True
         self.is_frozen = False
         self.is_holding = False
         self.pause_s = 0.0
         self.script: Script = lambda request: updates_for(request, [[2]])
         self.secret = secret
         self._open: set[str] = set()
-        self._step = 0
+        self.step = 0
+        self._events: deque[KvEvents] = deque()
         self._is_ready = threading.Event()
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"fake-rank-{rank}")
@@ -66,6 +77,11 @@ class FakeEngine:
     def close(self) -> None:
         self._is_stopping.set()
         self._thread.join()
+
+    def change_cache(self, *, stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()) -> None:
+        """Pages come and go, and the client is told."""
+        self.pages = [name for name in [*self.pages, *stored] if name not in removed]
+        self._events.append(KvEvents(stored=list(stored), removed=list(removed)))
 
     def wait_for_abort(self, request_id: str, within_s: float = 5.0) -> None:
         deadline = time.monotonic() + within_s
@@ -91,6 +107,8 @@ class FakeEngine:
                 while (received := self._socket.receive()) is not None:
                     self._client = received[0]
                     self._take(received[1])
+                while self._events:
+                    self._say([], self._events.popleft())
                 if time.monotonic() - said_s > HEARTBEAT_S / 4:
                     said_s = time.monotonic()
                     self._say([])
@@ -98,7 +116,7 @@ class FakeEngine:
     def _take(self, payload: bytes) -> None:
         match decode_to_rank(payload):
             case Attach():
-                self._say([])
+                self._say([], KvEvents(stored=self.pages, is_snapshot=True) if self.says_snapshot else None)
             case Abort(id=request_id):
                 self.aborts.append(request_id)
                 if request_id in self._open:
@@ -118,9 +136,15 @@ class FakeEngine:
             if update.terminal is not None:
                 self._open.discard(request.id)
 
-    def _say(self, updates: list[RequestUpdate]) -> None:
+    def _say(self, updates: list[RequestUpdate], events: KvEvents | None = None) -> None:
         if self._client and not self.is_frozen:
-            self._step += 1
-            self._socket.send(
-                self._client, encode(StepOutputs(rank=self.rank, step=self._step, load=self.load, updates=updates))
+            self.step += 1
+            outputs = StepOutputs(
+                rank=self.rank,
+                step=self.step,
+                load=self.load,
+                updates=updates,
+                kv_events=events,
+                phases=self.phases,
             )
+            self._socket.send(self._client, encode(outputs))

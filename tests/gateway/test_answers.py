@@ -122,6 +122,32 @@ async def test_an_eos_in_the_middle_is_skipped_in_the_text_with_ignore_eos(
     assert served.engine.requests[0].stop_token_ids == (77,)
 
 
+async def test_cached_tokens_are_where_the_official_client_has_them(served: Served) -> None:
+    text = "Where is the river? " * 20
+    chat = served.client.chat.completions
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+    for num_cached, expected in ((32, 32), (0, 0), (None, 0)):
+        served.engine.script = lambda request, num_cached=num_cached: updates_for(  # type: ignore[misc]
+            request, [[70], [END]], num_cached=num_cached
+        )
+        usages = [
+            (await chat.create(model="tiny-moe", messages=messages)).usage,
+            (await served.client.completions.create(model="tiny-moe", prompt=text)).usage,
+        ]
+        chunks = await chat.create(
+            model="tiny-moe", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+        usages.append([chunk.usage async for chunk in chunks][-1])
+        pieces = await served.client.completions.create(
+            model="tiny-moe", prompt=text, stream=True, stream_options={"include_usage": True}
+        )
+        usages.append([piece.usage async for piece in pieces][-1])
+        for usage in usages:
+            assert usage is not None and usage.prompt_tokens_details is not None
+            assert usage.prompt_tokens_details.cached_tokens == expected
+            assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
 async def test_the_engine_stops_at_the_models_eos_and_the_users_tokens(served: Served) -> None:
     await served.chat(stop_token_ids=[77])
     assert served.engine.requests[0].stop_token_ids == (END, 77)
