@@ -34,7 +34,9 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
     app = web.Application(middlewares=[answer_errors, check_key], client_max_size=fleet.gateway.max_body_bytes)
     app[FLEET] = fleet
     app[API_KEY] = secret.api_key.encode()
-    app[MODEL] = ServedModel(fleet.model, default_max_tokens=fleet.gateway.default_max_tokens)
+    app[MODEL] = ServedModel(
+        fleet.model, default_max_tokens=fleet.gateway.default_max_tokens, page_tokens=fleet.engine.page_tokens
+    )
     app[GATE] = Gate(fleet.gateway.max_concurrent_requests)
     app[METRICS] = GatewayMetrics(fleet.model.name)
     app.on_response_prepare.append(add_request_id)
@@ -54,6 +56,7 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
             endpoints,
             secret,
             metrics=app[METRICS],
+            affinity_load_bound=fleet.gateway.affinity_load_bound,
             stall_s=fleet.gateway.stall_s,
             attach_timeout_s=fleet.fleet.ready_timeout_s,
         ) as engines:

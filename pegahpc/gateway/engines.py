@@ -1,4 +1,4 @@
-"""The client's side of the wire, all ranks together: attach, send a request where there is least work, watch."""
+"""The client's side of the wire, all ranks together: attach, send each request where the router says, watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zmq.asyncio
 from pegahpc.gateway.errors import ApiError
 from pegahpc.gateway.metrics import GatewayMetrics
 from pegahpc.gateway.rank_link import AttachError, RankLink
-from pegahpc.gateway.router import least_loaded
+from pegahpc.gateway.router import RouteHint, Router
 from pegahpc.gateway.streams import Stream
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.messages import HEARTBEAT_S, Abort, Attach, Request
@@ -28,6 +28,7 @@ class Engines:
     """All ranks. Use as an async context: entering waits until every rank has answered.
 
     Args:
+        affinity_load_bound: how much more load a request may find where its prefix is cached (`router.choose`).
         stall_s: a rank whose step has not moved for so long gets no new work and its requests fail.
         attach_timeout_s: bound of the wait at the start.
     """
@@ -38,14 +39,21 @@ class Engines:
         secret: FleetSecret,
         *,
         metrics: GatewayMetrics,
+        affinity_load_bound: int,
         stall_s: float,
         attach_timeout_s: float,
     ) -> None:
         self._stall_s = stall_s
         self._attach_timeout_s = attach_timeout_s
         self._context = zmq.asyncio.Context()
+        self._router = router = Router(len(endpoints), load_bound=affinity_load_bound)
         self.links = [
-            RankLink(rank, connect_to_rank(self._context, endpoint, secret), metrics.for_rank(rank))
+            RankLink(
+                rank,
+                connect_to_rank(self._context, endpoint, secret),
+                router=router,
+                metrics=metrics.for_rank(rank),
+            )
             for rank, endpoint in enumerate(endpoints)
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,13 +83,13 @@ class Engines:
         self._context.term()
 
     @contextlib.contextmanager
-    def open(self, request: Request, *, arrived_s: float, wakes_each_step: bool) -> Iterator[Stream]:
-        """Send a request to the rank with the least work; leaving before its terminal aborts it there.
+    def open(self, request: Request, *, hint: RouteHint, arrived_s: float, wakes_each_step: bool) -> Iterator[Stream]:
+        """Send a request to the rank that the router chooses; leaving before its terminal aborts it there.
 
         Raises:
             ApiError: 503 when no rank makes progress.
         """
-        link = self._choose()
+        link = self._choose(hint)
         times = link.metrics.times(arrived_s, num_prompt_tokens=len(request.prompt_tokens))
         stream = Stream(request.id, times=times, wakes_each_step=wakes_each_step)
         link.streams[request.id] = stream
@@ -108,12 +116,14 @@ class Engines:
         """Requests without a terminal."""
         return sum(len(link.streams) for link in self.links)
 
-    def _choose(self) -> RankLink:
+    def _choose(self, hint: RouteHint) -> RankLink:
         stalled = self.stalled()
         alive = [link for link in self.links if link not in stalled] if stalled else self.links
         if not alive:
             raise ApiError(503, "No rank of the fleet makes progress.", code="engine_stalled", retry_after_s=1)
-        return alive[least_loaded([link.view for link in alive])]
+        rank, reason = self._router.route(hint, live=[link.rank for link in alive])
+        self.links[rank].metrics.routed[reason].inc()
+        return self.links[rank]
 
     async def _wait_for_answers(self) -> None:
         deadline = time.monotonic() + self._attach_timeout_s

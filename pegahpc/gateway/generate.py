@@ -10,10 +10,13 @@ import time
 from aiohttp import web
 
 from pegahpc.gateway.appkeys import ENGINES, GATE, MODEL, TOKENIZER_POOL
+from pegahpc.gateway.model import ServedModel
 from pegahpc.gateway.openai import Generation
 from pegahpc.gateway.output import Output
+from pegahpc.gateway.router import RouteHint
 from pegahpc.gateway.shapes import CHAT, COMPLETION, Events, Shape, whole
 from pegahpc.gateway.streams import Stream
+from pegahpc.wire.messages import Request
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -41,9 +44,10 @@ async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
         generation = shape.parse(body, model.name)
         request_id = f"{shape.id_prefix}{random.getrandbits(96):024x}"  # unique, not secret: no system call
         loop = asyncio.get_running_loop()
-        sent = await loop.run_in_executor(app[TOKENIZER_POOL], model.to_request, generation, request_id)
+        sent, names = await loop.run_in_executor(app[TOKENIZER_POOL], _prepare, model, generation, request_id)
+        hint = RouteHint(names, request.headers.get("X-Session-Id", ""))
         wakes_each_step = generation.is_streamed or bool(generation.stop)
-        with app[ENGINES].open(sent, arrived_s=arrived_s, wakes_each_step=wakes_each_step) as stream:
+        with app[ENGINES].open(sent, hint=hint, arrived_s=arrived_s, wakes_each_step=wakes_each_step) as stream:
             output = Output(model.codec.detokenizer(), generation.stop, num_prompt_tokens=len(sent.prompt_tokens))
             try:
                 if generation.is_streamed:
@@ -51,6 +55,12 @@ async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
                 return await _answer_whole(model.name, shape, stream, output)
             finally:
                 stream.times.on_end(output.outcome, time.monotonic())
+
+
+def _prepare(model: ServedModel, generation: Generation, request_id: str) -> tuple[Request, list[bytes]]:
+    """What goes over the wire, and the names that route it. Off the event loop: both take as long as the prompt is."""
+    sent = model.to_request(generation, request_id)
+    return sent, model.prefix_names(sent.prompt_tokens)
 
 
 async def _answer_whole(model_name: str, shape: Shape, stream: Stream, output: Output) -> web.Response:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pegahpc.wire.messages import Load, RequestUpdate
+from pegahpc.gateway.router import Reason
+from pegahpc.gateway.step_counters import StepCounters
+from pegahpc.wire.messages import Load, PhaseTimes, RequestUpdate
 
 LABELS: Final = ("model_name", "engine")
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -28,18 +30,28 @@ class GatewayMetrics:
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, what, LABELS, buckets=buckets, registry=registry)
 
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(name, what, (*LABELS, *labels), registry=registry)
+
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS_S)
         self.itl = histogram("vllm:inter_token_latency_seconds", "Time between a request's tokens.", ITL_BUCKETS_S)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time in the rank's queue.", REQUEST_BUCKETS_S)
-        self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens admitted.", LABELS, registry=registry)
-        self.generation_tokens = Counter("vllm:generation_tokens", "Tokens generated.", LABELS, registry=registry)
-        self.success = Counter(
-            "vllm:request_success", "Requests by how they ended.", (*LABELS, "finished_reason"), registry=registry
-        )
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens admitted.")
+        self.by_source = counter("vllm:prompt_tokens_by_source", "Prompt tokens computed, or cached.", "source")
+        self.cache_queries = counter("vllm:prefix_cache_queries", "Tokens that were looked up in the prefix cache.")
+        self.cache_hits = counter("vllm:prefix_cache_hits", "Tokens that were found in the prefix cache.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
+        self.success = counter("vllm:request_success", "Requests by how they ended.", "finished_reason")
+        self.routed = counter("pegahpc:routing_decisions", "Requests by what decided for their rank.", "reason")
         self.running = Gauge("vllm:num_requests_running", "Requests that decode.", LABELS, registry=registry)
         self.waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", LABELS, registry=registry)
         self.cache = Gauge("vllm:kv_cache_usage_perc", "Used share of the cache, 1 is full.", LABELS, registry=registry)
+        self.prefix_pages = Gauge(
+            "pegahpc:prefix_pages", "Cached pages that the router knows of.", LABELS, registry=registry
+        )
+        self.steps = StepCounters(LABELS)
+        registry.register(self.steps)
         self._http = Counter("http_requests", "Responses.", ("handler", "status"), registry=registry)
 
     def for_rank(self, rank: int) -> RankMetrics:
@@ -59,20 +71,35 @@ class RankMetrics:
     """One rank's children, looked up once."""
 
     def __init__(self, metrics: GatewayMetrics, model_name: str, engine: str) -> None:
-        labels = (model_name, engine)
+        labels = self._labels = (model_name, engine)
         self.ttft = metrics.ttft.labels(*labels)
         self.itl = metrics.itl.labels(*labels)
         self.e2e = metrics.e2e.labels(*labels)
         self.queue = metrics.queue.labels(*labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*labels)
+        self.computed = metrics.by_source.labels(*labels, "computed")
+        self.cached = metrics.by_source.labels(*labels, "cached")
+        self.cache_queries = metrics.cache_queries.labels(*labels)
+        self.cache_hits = metrics.cache_hits.labels(*labels)
         self.generation_tokens = metrics.generation_tokens.labels(*labels)
         self.finished = {
             reason: metrics.success.labels(*labels, reason) for reason in ("stop", "length", "abort", "error")
         }
+        self.routed = {reason: metrics.routed.labels(*labels, reason) for reason in get_args(Reason)}
         self._gauges = (metrics.running.labels(*labels), metrics.waiting.labels(*labels), metrics.cache.labels(*labels))
+        self._prefix_pages = metrics.prefix_pages.labels(*labels)
+        self._steps = metrics.steps
 
-    def watch(self, load: Callable[[], Load]) -> None:
-        """Read the gauges from the rank's newest load, when scraped."""
+    def watch(
+        self,
+        load: Callable[[], Load],
+        *,
+        num_prefix_pages: Callable[[], int],
+        totals: Callable[[], tuple[int, PhaseTimes]],
+    ) -> None:
+        """Read the rank's newest load, its known pages, its steps and phases when scraped."""
+        self._prefix_pages.set_function(num_prefix_pages)
+        self._steps.watch(self._labels, totals)
         running, waiting, cache = self._gauges
         running.set_function(lambda: load().num_running)
         waiting.set_function(lambda: load().num_waiting)
@@ -96,13 +123,23 @@ class RequestTimes:
         """One step's update."""
         if update.scheduled is not None:
             self._metrics.queue.observe(update.scheduled.scheduled_at_s - update.scheduled.queued_at_s)
-            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+            self._count_prompt(update.cached_tokens or 0)
         if update.tokens:
             if self._last_token_s is None:
                 self._metrics.ttft.observe(now_s - self._arrived_s)
             else:
                 self._metrics.itl.observe((now_s - self._last_token_s) / len(update.tokens))
             self._last_token_s = now_s
+
+    def _count_prompt(self, num_cached_tokens: int) -> None:
+        """A count that cannot be is cut, not raised: it must not end the reader of the whole rank."""
+        num_cached_tokens = min(max(num_cached_tokens, 0), self._num_prompt_tokens)
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.cache_queries.inc(self._num_prompt_tokens)
+        metrics.cache_hits.inc(num_cached_tokens)
+        metrics.cached.inc(num_cached_tokens)
+        metrics.computed.inc(self._num_prompt_tokens - num_cached_tokens)
 
     def on_end(self, outcome: str, now_s: float) -> None:
         """The request is over: stop, length, abort (the client left) or error."""

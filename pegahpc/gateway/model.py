@@ -12,6 +12,7 @@ from pegahpc.gateway.errors import context_overflow, refused_field
 from pegahpc.gateway.openai import Chat, Generation
 from pegahpc.gateway.templates import ChatTemplate, missing_template
 from pegahpc.gateway.tokenizer import TextCodec, chat_template_source, eos_token_ids, read_json
+from pegahpc.page_names import model_salt, page_names, root_name
 from pegahpc.wire.messages import Request
 
 
@@ -20,9 +21,12 @@ class ServedModel:
 
     Raises:
         ConfigError: a tokenizer file or the chat template is missing or damaged.
+
+    Args:
+        page_tokens: tokens of a page of the engines' caches.
     """
 
-    def __init__(self, config: ModelConfig, *, default_max_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, *, default_max_tokens: int, page_tokens: int) -> None:
         folder = Path(config.path)
         self.name = config.name
         self.max_model_len = config.max_model_len
@@ -32,6 +36,8 @@ class ServedModel:
         self._eos_ids = eos_token_ids(folder, self.codec)
         self._vocab_size = read_json(folder / "config.json").get("vocab_size") or self.codec.vocab_size
         self._template = self._load_template(folder)
+        self._page_tokens = page_tokens
+        self._root_name = root_name(model_salt(folder))
 
     def to_request(self, generation: Generation, request_id: str) -> Request:
         """What goes over the wire. Renders and tokenizes: call it off the event loop.
@@ -50,6 +56,13 @@ class ServedModel:
             sampling=generation.sampling,
             stop_token_ids=tuple(sorted(set(stop_ids))),
         )
+
+    def prefix_names(self, prompt_tokens: list[int]) -> list[bytes]:
+        """Names of the prompt's pages that a cache may have: full ones, but not the one with the last token.
+
+        That token is always computed, so a page that ends with it can never be hit.
+        """
+        return page_names(prompt_tokens[:-1], self._page_tokens, self._root_name)
 
     def _prompt_tokens(self, generation: Generation) -> list[int]:
         prompt = generation.prompt

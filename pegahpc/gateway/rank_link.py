@@ -11,12 +11,13 @@ import zmq
 import zmq.asyncio
 
 from pegahpc.gateway.metrics import RankMetrics
-from pegahpc.gateway.router import RankView
+from pegahpc.gateway.router import Router
 from pegahpc.gateway.streams import Stream
 from pegahpc.wire.messages import (
     Abort,
     Attach,
     Failed,
+    PhaseTimes,
     RequestUpdate,
     StepOutputs,
     ToRank,
@@ -34,17 +35,23 @@ class AttachError(RuntimeError):
 class RankLink:
     """One rank as the gateway sees it: its socket, its pulse, its load, its open streams."""
 
-    def __init__(self, rank: int, socket: zmq.asyncio.Socket, metrics: RankMetrics) -> None:
+    def __init__(self, rank: int, socket: zmq.asyncio.Socket, *, router: Router, metrics: RankMetrics) -> None:
         self.rank = rank
-        self.view = RankView()
+        self.view = router.views[rank]
         self.metrics = metrics
         self.streams: dict[str, Stream] = {}
         self.step = -1  # before the first message
+        self.phases = PhaseTimes()
         self.advanced_at_s = time.monotonic()
         self.has_answered = asyncio.Event()
+        self._router = router
         self._socket = socket
         self._monitor: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.Event.DISCONNECTED)
-        metrics.watch(lambda: self.view.load)
+        metrics.watch(
+            lambda: self.view.load,
+            num_prefix_pages=lambda: router.prefixes.num_pages(rank),
+            totals=lambda: (max(self.step, 0), self.phases),
+        )
 
     def send(self, message: ToRank) -> None:
         """Queue one message. Never blocks: the socket has no high-water mark, so libzmq takes it at once."""
@@ -74,6 +81,7 @@ class RankLink:
             if self.streams:
                 log.error("rank %d: the connection broke; %d requests fail", self.rank, len(self.streams))
             self.fail_all(f"The connection to rank {self.rank} broke.")
+            self._router.on_down(self.rank)
             self.send(Attach())
 
     def close(self) -> None:
@@ -87,7 +95,9 @@ class RankLink:
         now_s = time.monotonic()
         if outputs.step > self.step:
             self.step, self.advanced_at_s = outputs.step, now_s
-        self.view.on_report(outputs)
+        if outputs.phases is not None:
+            self.phases = outputs.phases
+        self._router.on_report(outputs)
         self.has_answered.set()
         num_tokens = 0
         for update in outputs.updates:

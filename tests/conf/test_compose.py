@@ -29,6 +29,7 @@ def test_each_topology_has_as_many_ranks_as_its_name_says(ep_size: int) -> None:
         ("engine.dispatcher=smoke", "engine.dispatcher: 'smoke' is none of"),
         ("fleet.name=../up", "fleet.name: '../up' must be"),
         ("gateway.port=70000", "gateway.port: 70000 is not in 0..65535"),
+        ("gateway.affinity_load_bound=-1", "gateway.affinity_load_bound: -1 is below 0"),
         ("model=checkpoint", "model.path: "),
     ],
 )

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pegahpc.wire.messages import Failed, Load, RequestUpdate
+from pegahpc.wire.messages import Failed, Load, PhaseTimes, RequestUpdate
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.fake_engine import updates_for
 
@@ -72,3 +72,45 @@ async def test_gauges_are_each_ranks_own(serve: Serve) -> None:
     assert [samples[key("vllm:num_requests_running", rank)] for rank in "01"] == [3, 0]
     assert [samples[key("vllm:num_requests_waiting", rank)] for rank in "01"] == [1, 7]
     assert [samples[key("vllm:kv_cache_usage_perc", rank)] for rank in "01"] == [0.25, 1.0]
+
+
+async def test_prompt_tokens_are_counted_by_where_their_rows_came_from(served: Served) -> None:
+    for num_tokens, num_cached in ((40, 32), (20, 0), (7, None)):
+        served.engine.script = lambda request, num_cached=num_cached: updates_for(  # type: ignore[misc]
+            request, [[70], [2]], num_cached=num_cached
+        )
+        await served.complete(prompt=[5] * num_tokens)
+    samples = await scrape(served)
+    assert samples[key("vllm:prefix_cache_queries_total")] == 67
+    assert samples[key("vllm:prefix_cache_hits_total")] == 32
+    assert samples[key("vllm:prompt_tokens_by_source_total", source="cached")] == 32
+    assert samples[key("vllm:prompt_tokens_by_source_total", source="computed")] == 35
+    assert samples[key("vllm:prompt_tokens_total")] == 67
+
+
+async def test_a_count_of_cached_tokens_that_cannot_be_does_not_end_the_rank(served: Served) -> None:
+    for num_cached in (-1, 99):
+        served.engine.script = lambda request, num_cached=num_cached: updates_for(  # type: ignore[misc]
+            request, [[2]], num_cached=num_cached
+        )
+        assert (await served.complete(prompt=[5] * 10))[0] == 200
+    samples = await scrape(served)
+    assert samples[key("vllm:prompt_tokens_by_source_total", source="cached")] == 10
+    assert samples[key("vllm:prompt_tokens_by_source_total", source="computed")] == 10
+
+
+async def test_steps_and_phases_are_the_ranks_own_totals(serve: Serve) -> None:
+    async with serve(num_ranks=2) as served:
+        before = await scrape(served)
+        served.engines[1].phases = PhaseTimes(
+            schedule_s=1, forward_s=20, exchange_s=5, sample_s=2, publish_s=3, idle_s=9
+        )
+        await asyncio.sleep(0.4)
+        samples = await scrape(served)
+        num_steps = served.engines[1].step
+    phases = {"schedule": 1, "forward": 20, "exchange": 5, "sample": 2, "publish": 3, "idle": 9}
+    name = "pegahpc:step_phase_seconds_total"
+    assert {phase: samples[key(name, "1", phase=phase)] for phase in phases} == phases
+    assert {samples[key(name, "0", phase=phase)] for phase in phases} == {0}
+    steps = key("pegahpc:steps_total", "1")
+    assert 1 <= before[steps] < samples[steps] <= num_steps

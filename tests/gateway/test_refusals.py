@@ -296,5 +296,5 @@ def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(
         (tmp_path / needed).write_bytes((TINY / needed).read_bytes())
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=r"model\.path: ") as raised:
-        ServedModel(ModelConfig(path=str(tmp_path), name="x", max_model_len=9), default_max_tokens=1)
+        ServedModel(ModelConfig(path=str(tmp_path), name="x", max_model_len=9), default_max_tokens=1, page_tokens=16)
     assert said in str(raised.value)

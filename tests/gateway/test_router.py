@@ -1,7 +1,13 @@
 """Which rank is chosen, by numbers worked out by hand."""
 
-from pegahpc.gateway.router import RankView, least_loaded
-from pegahpc.wire.messages import Load, RequestUpdate, StepOutputs
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pegahpc.gateway.rank_view import RankView
+from pegahpc.gateway.router import Choice, RouteHint, Router, choose
+from pegahpc.wire.messages import KvEvents, Load, RequestUpdate, StepOutputs
 
 
 def report(view: RankView, num_running: int, num_waiting: int, *updated: str) -> None:
@@ -14,6 +20,11 @@ def views_of(*loads: tuple[int, int]) -> list[RankView]:
     for view, (num_running, num_waiting) in zip(views, loads, strict=True):
         report(view, num_running, num_waiting)
     return views
+
+
+def least_loaded(views: list[RankView]) -> int:
+    loads = {rank: view.score for rank, view in enumerate(views)}
+    return choose(loads, {}, session_rank=None, load_bound=0).rank
 
 
 def test_a_waiting_request_weighs_as_much_as_four_running_ones() -> None:
@@ -57,3 +68,88 @@ def test_a_request_that_ended_before_any_report_no_longer_counts() -> None:
     view.on_sent("a")
     view.on_closed("a")
     assert view.score == 0
+
+
+def pick(
+    loads: Mapping[int, int], prefix_pages: Mapping[int, int], *, session_rank: int | None = None, load_bound: int = 8
+) -> Choice:
+    return choose(loads, prefix_pages, session_rank=session_rank, load_bound=load_bound)
+
+
+def test_a_session_goes_before_a_prefix_and_a_prefix_before_load() -> None:
+    assert pick({0: 0, 1: 4, 2: 8}, {1: 9}, session_rank=2) == (2, "session")
+    assert pick({0: 0, 1: 4, 2: 8}, {1: 9}) == (1, "prefix")
+    assert pick({0: 0, 1: 4, 2: 8}, {}) == (0, "load")
+
+
+def test_the_longest_prefix_wins_then_the_lesser_load_then_the_lower_rank() -> None:
+    assert pick({0: 0, 1: 0, 2: 8}, {0: 1, 1: 2, 2: 3}) == (2, "prefix")
+    assert pick({0: 5, 1: 4, 2: 4}, {0: 2, 1: 2, 2: 2}) == (1, "prefix")
+    assert pick({2: 4, 1: 4, 0: 9}, {2: 2, 1: 2, 0: 2}) == (1, "prefix")
+
+
+def test_both_yield_beyond_the_bound_and_not_at_it() -> None:
+    assert pick({0: 1, 1: 9}, {1: 5}, session_rank=1) == (1, "session")
+    assert pick({0: 1, 1: 10}, {1: 5}, session_rank=1) == (0, "load")
+    assert pick({0: 1, 1: 9}, {1: 5}) == (1, "prefix")
+    assert pick({0: 1, 1: 10}, {1: 5}) == (0, "load")
+    assert pick({0: 1, 1: 1}, {1: 5}, load_bound=0) == (1, "prefix")
+    assert pick({0: 1, 1: 2}, {1: 5}, load_bound=0) == (0, "load")
+
+
+def test_an_overloaded_session_falls_back_to_a_prefix_and_an_overloaded_prefix_to_the_next_one() -> None:
+    assert pick({0: 0, 1: 9, 2: 8}, {1: 7, 2: 3}, session_rank=1) == (2, "prefix")
+
+
+def test_ranks_that_are_not_live_are_no_choice_for_any_reason() -> None:
+    assert pick({3: 50}, {0: 9, 1: 9}, session_rank=2) == (3, "load")
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.integers(0, 12), min_size=1),
+    st.dictionaries(st.integers(0, 5), st.integers(1, 4)),
+    st.none() | st.integers(0, 5),
+    st.integers(0, 10),
+)
+def test_the_choice_is_that_of_a_list_sorted_by_the_written_policy(
+    loads: dict[int, int], prefix_pages: dict[int, int], session_rank: int | None, load_bound: int
+) -> None:
+    rows = []
+    for rank, load in loads.items():
+        is_near = all(load - other <= load_bound for other in loads.values())
+        num_pages = prefix_pages.get(rank, 0) if is_near else 0
+        is_session = is_near and rank == session_rank
+        rows.append((not is_session, -num_pages, load, rank))
+    is_other, negative_pages, _, rank = sorted(rows)[0]
+    reason = "load" if not negative_pages else "prefix"
+    assert choose(loads, prefix_pages, session_rank=session_rank, load_bound=load_bound) == (
+        rank,
+        reason if is_other else "session",
+    )
+
+
+def test_a_hot_prefix_spreads_over_all_ranks_as_its_load_grows() -> None:
+    router = Router(4, load_bound=8)
+    idle = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=1)
+    snapshots = [KvEvents(stored=[b"hot"] if rank == 0 else [], is_snapshot=True) for rank in range(4)]
+    for rank, events in enumerate(snapshots):
+        router.on_report(StepOutputs(rank=rank, step=1, load=idle, kv_events=events))
+    chosen = []
+    for idx in range(12):
+        choice = router.route(RouteHint([b"hot"]), live=range(4))
+        router.views[choice.rank].on_sent(str(idx))
+        chosen.append(choice)
+    # 4 a request just sent: rank 0 takes three, then again one whenever the others have caught up to within 8
+    assert [rank for rank, _ in chosen] == [0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert [reason for rank, reason in chosen] == ["prefix" if rank == 0 else "load" for rank, _ in chosen]
+
+
+def test_a_session_follows_its_requests_and_is_forgotten_with_its_rank() -> None:
+    router = Router(3, load_bound=8)
+    hint = RouteHint(session="a")
+    assert router.route(hint, live=[1, 2]) == (1, "load")
+    assert router.route(hint, live=[0, 1, 2]) == (1, "session")
+    assert router.route(hint, live=[2]) == (2, "load")
+    assert router.route(hint, live=[0, 1, 2]) == (2, "session")
+    router.on_down(2)
+    assert router.route(hint, live=[0, 1, 2]) == (0, "load")
