@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import build, request
+from engines import admit, build, request
 from inboxes import MemoryInbox, turn, turns
 from oracles import save_tiny
 
 from pegahpc.engine.loop import Engine, EngineError
+from pegahpc.engine.sequence import Span
 from pegahpc.kernels.selected import Kernels
 from pegahpc.wire.messages import Abort, Aborted, Failed, Finished
 
@@ -116,11 +117,19 @@ def test_a_good_step_between_starts_the_count_anew(engine: Engine, inbox: Memory
     assert all(isinstance(inbox.terminals(US, f"bad {number}")[0], Failed) for number in range(6))
 
 
-def test_padding_reads_and_leaves_finite_rows_beside_poison(engine: Engine, inbox: MemoryInbox) -> None:
-    inbox.put(US, request("poisoned", [POISON], 1))
-    turn(engine, inbox)
-    padding = engine.runner.forward([])
-    assert padding.isfinite().all() and torch.equal(padding[0], padding[1])
+def test_a_padding_row_stays_the_same_to_the_byte_beside_poison(engine: Engine, inbox: MemoryInbox) -> None:
+    def padding_row(token: int) -> torch.Tensor:
+        """The second row of a step with one token."""
+        sequence = admit(engine, "0", [token])
+        hidden = engine.runner.forward([Span(sequence, 0, 1)])
+        assert hidden.shape[0] == 2 and hidden[0].isfinite().all() == (token != POISON)
+        assert sequence.cache is not None
+        sequence.cache.drop()
+        return hidden[1]
+
+    clean = padding_row(7)
+    assert clean.isfinite().all()
+    assert torch.equal(padding_row(POISON), clean) and torch.equal(padding_row(7), clean)
 
 
 def test_a_slots_former_pages_are_forgotten_while_poison_stands_on_them(
