@@ -25,12 +25,14 @@ class Sampled:
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Row counts that steps are padded to: 2, 4, 6, 8, 12, 16, 24, ... up to max_rows, all even.
+    """Row counts that steps are padded to: 0, 2, 4, 6, 8, 12, 16, 24, ... up to max_rows, all even.
 
-    The smallest is 2, not 1: a product of one row has other bits than the same row among several.
+    An idle rank's bucket is 0: it comes to every exchange without a row of its own, and its host does next to nothing,
+    which counts where ranks share cores. Above that the smallest is 2: a product of one row has other bits than the
+    same row among several.
     """
     top = max_rows + max_rows % 2
-    ladder = {size for power in range(1, top.bit_length()) for size in (1 << power, 3 << power)} | {2, 4}
+    ladder = {size for power in range(1, top.bit_length()) for size in (1 << power, 3 << power)} | {0, 2, 4}
     return sorted({size for size in ladder if size < top} | {top})
 
 
@@ -74,7 +76,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, spans: list[Span]) -> list[Sampled]:
-        """Run the decoder over the spans (none: one bucket of padding) and sample where a span is complete."""
+        """Run the decoder over the spans (none: no rows, all exchanges) and sample where a span is complete."""
         with self.clock.timed("forward"):
             hidden_TH = self.forward(spans)
         sampled = [span for span in spans if span.is_sampled]
@@ -109,10 +111,10 @@ class Runner:
         tokens = [t for span in spans for t in span.sequence.tokens[span.start : span.start + span.num_rows]]
         positions = [p for span in spans for p in range(span.start, span.start + span.num_rows)]
         slots = [span.sequence.slot for span in spans for _ in range(span.num_rows)]
-        position_T = torch.tensor(positions + [0] * num_padding, device=self._device)
-        slot_T = torch.tensor(slots + [self._padding_slot] * num_padding, device=self._device)
+        position_T = torch.tensor(positions + [0] * num_padding, dtype=torch.int64, device=self._device)
+        slot_T = torch.tensor(slots + [self._padding_slot] * num_padding, dtype=torch.int64, device=self._device)
         return StepInput(
-            token_ids_T=torch.tensor(tokens + [0] * num_padding, device=self._device),
+            token_ids_T=torch.tensor(tokens + [0] * num_padding, dtype=torch.int64, device=self._device),
             num_live=num_live,
             attention=AttentionStep(
                 cis_TR=self._cis_table.index_select(0, position_T),

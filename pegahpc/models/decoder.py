@@ -66,8 +66,9 @@ class Decoder:
         norm, eps = self.kernels.rms_norm, self.rms_norm_eps
         hidden_TH = self.embed_VH.index_select(0, step.token_ids_T)
         for layer, cache in zip(self.layers, caches, strict=True):
-            x_TH = norm(hidden_TH, layer.input_norm_H, eps)
-            hidden_TH = hidden_TH + layer.attention.forward(x_TH, step.attention, cache)
+            if step.attention.contexts:  # a rank without rows has nobody to attend for; it still comes to the experts
+                x_TH = norm(hidden_TH, layer.input_norm_H, eps)
+                hidden_TH = hidden_TH + layer.attention.forward(x_TH, step.attention, cache)
             x_TH = norm(hidden_TH, layer.post_attention_norm_H, eps)
             hidden_TH = hidden_TH + layer.ffn.forward(x_TH, step.num_live)
         return hidden_TH

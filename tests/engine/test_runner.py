@@ -22,10 +22,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 def test_the_ladder_of_buckets() -> None:
-    assert buckets(128) == [2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
-    assert buckets(1) == buckets(2) == [2]
-    assert buckets(5) == [2, 4, 6]
-    assert buckets(100) == [2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]
+    assert buckets(128) == [0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    assert buckets(1) == buckets(2) == [0, 2]
+    assert buckets(5) == [0, 2, 4, 6]
+    assert buckets(100) == [0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]
 
 
 @pytest.mark.parametrize("max_rows", range(1, 140))
@@ -53,10 +53,10 @@ def rows_of(engine: Engine, lengths: list[int], starts: list[int], seed: int) ->
     return out
 
 
-def test_an_idle_step_is_one_bucket_of_equal_rows(engine: Engine) -> None:
-    idle = engine.runner.forward([])
-    assert idle.shape == (2, 64) and torch.equal(idle[0], idle[1])
-    assert torch.equal(engine.runner.forward([]), idle)
+def test_an_idle_step_has_no_rows_and_touches_no_page(engine: Engine) -> None:
+    before = engine.runner.slab.clone()
+    assert engine.runner.forward([]).shape == (0, 64)
+    assert torch.equal(engine.runner.slab, before)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_an_idle_step_is_one_bucket_of_equal_rows(engine: Engine) -> None:
 def test_padding_rows_are_the_same_to_the_byte_whatever_traffic_runs(
     engine: Engine, lengths: list[int], starts: list[int]
 ) -> None:
-    padding, live = engine.runner.forward([])[0], sum(lengths)
+    padding, live = rows_of(engine, [1], [0], 0)[1], sum(lengths)
     for seed in (1, 2):
         hidden = rows_of(engine, lengths, starts, seed)
         assert hidden.shape[0] > live, "a case without padding"
         for row in hidden[live:]:
             assert torch.equal(row, padding)
-    assert torch.equal(engine.runner.forward([])[0], padding)
+    assert torch.equal(rows_of(engine, [3], [7], 3)[3], padding)
 
 
 def test_the_padding_page_holds_the_padding_row_and_nothing_else(engine: Engine) -> None:
