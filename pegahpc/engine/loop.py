@@ -91,9 +91,8 @@ class Engine:
         self._idle_wait_ms = idle_wait_ms
         self._drain_timeout_s = drain_timeout_s
         # Pages have names, and can be hit, only with a salt.
-        self._naming = (
-            {} if prefix_salt is None else {"page_tokens": scheduler.pool.page_tokens, "root": root_name(prefix_salt)}
-        )
+        self._named_page_tokens = 0 if prefix_salt is None else scheduler.pool.page_tokens
+        self._root = b"" if prefix_salt is None else root_name(prefix_salt)
         self._clients: set[bytes] = set()
         self._new_clients: set[bytes] = set()  # attached since the last publish: they get a snapshot
         self.clock = PhaseClock()
@@ -161,7 +160,8 @@ class Engine:
         if reason is not None:
             self.outbox.terminal(client, request.id, Rejected(reason))
             return
-        self.scheduler.add(Sequence(client, request, time.monotonic(), **self._naming))
+        named = Sequence(client, request, time.monotonic(), page_tokens=self._named_page_tokens, root=self._root)
+        self.scheduler.add(named)
 
     def abort(self, client: bytes, request_id: str) -> None:
         """Free a request's pages now; one that is over, or was never here, is no error."""
