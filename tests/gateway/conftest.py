@@ -52,8 +52,11 @@ class Served:
         body = {"model": "tiny-moe", "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.post("/v1/chat/completions", body)
 
-    async def complete(self, *, session: str = "", **fields: object) -> tuple[int, dict[str, Any]]:
-        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": "hi", **fields}, session)
+    async def complete(self, **fields: object) -> tuple[int, dict[str, Any]]:
+        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": "hi", **fields})
+
+    async def complete_in(self, session: str, prompt: list[int]) -> tuple[int, dict[str, Any]]:
+        return await self.post("/v1/completions", {"model": "tiny-moe", "prompt": prompt}, session)
 
 
 Serve = Callable[..., contextlib.AbstractAsyncContextManager[Served]]

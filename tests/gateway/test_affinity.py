@@ -57,7 +57,7 @@ async def until_loaded(served: Served, rank: int, load: Load) -> None:
 async def rank_of(served: Served, prompt: list[int], session: str = "") -> int:
     """The rank that gets this prompt, alone in the fleet."""
     before = [len(engine.requests) for engine in served.engines]
-    status, body = await served.complete(prompt=prompt, session=session)
+    status, body = await served.complete_in(session, prompt)
     assert status == 200, body
     (rank,) = [rank for rank, engine in enumerate(served.engines) if len(engine.requests) > before[rank]]
     await asyncio.sleep(0.3)  # the ranks' next heartbeat: what was sent is no longer counted on top
