@@ -39,17 +39,24 @@ class MoELayer:
 
         Every rank calls this in every step, also with num_live 0: the exchanges are part of the chain.
         """
+        if not x_TH.shape[0]:
+            self._exchange(x_TH, _NO_CHOICE)
+            return x_TH
         logits_TE = self.kernels.matmul_rows(x_TH.float(), self.weights.gate_HE)
         topk_idx_TK, topk_weights_TK = self.kernels.route_tokens(logits_TE, self.weights.bias_E, **self._route)
-        received = self.dispatcher.dispatch(x_TH[:num_live], topk_idx_TK[:num_live])
-        out_QH = self.kernels.grouped_swiglu(
-            received.rows_QH, self.weights.gate_up_EHI, self.weights.down_EIH, received.group_sizes
-        )
-        y_LKH = self.dispatcher.combine(out_QH, received)
+        y_LKH = self._exchange(x_TH[:num_live], topk_idx_TK[:num_live])
         routed_LH = self.kernels.weighted_sum(y_LKH, topk_weights_TK[:num_live]).to(x_TH.dtype)
         out_TH = self._shared(x_TH)
         out_TH[:num_live] += routed_LH
         return out_TH
+
+    def _exchange(self, x_LH: torch.Tensor, topk_idx_LK: torch.Tensor) -> torch.Tensor:
+        """Rows to their experts, this rank's experts over whatever arrives, outputs home: [L, K, H]."""
+        received = self.dispatcher.dispatch(x_LH, topk_idx_LK)
+        out_QH = self.kernels.grouped_swiglu(
+            received.rows_QH, self.weights.gate_up_EHI, self.weights.down_EIH, received.group_sizes
+        )
+        return self.dispatcher.combine(out_QH, received)
 
     def _shared(self, x_TH: torch.Tensor) -> torch.Tensor:
         if self.weights.shared_gate_up_HI is None:
@@ -59,3 +66,6 @@ class MoELayer:
             self.kernels.silu_and_mul(gate_up_TI), self.weights.shared_down_IH
         )
         return out_TH
+
+
+_NO_CHOICE = torch.empty(0, 1, dtype=torch.int64)
