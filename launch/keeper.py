@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.messages import Hello, Progress, Pulse
+from pegahpc.launch.phase_window import PhaseWindow
 from pegahpc.launch.record import FleetRecord, State, TrayEntry, write_record
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class RecordKeeper:
         self.folder = folder
         self.record = record
         self._heard_s: dict[int, float] = {}  # rank -> monotonic time of its status block
+        self._windows = [PhaseWindow() for _ in record.ranks]
         self._has_changed = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -85,7 +87,8 @@ class RecordKeeper:
         entry = self.record.ranks[pulse.rank]
         entry.step, entry.phase, entry.waiting_for = pulse.step, pulse.phase, pulse.waiting_for
         entry.num_running, entry.num_waiting = pulse.num_running, pulse.num_waiting
-        self._heard_s[pulse.rank] = time.monotonic() - pulse.age_s
+        heard_s = self._heard_s[pulse.rank] = time.monotonic() - pulse.age_s
+        entry.phases, entry.recent_phases = pulse.phases, self._windows[pulse.rank].add(heard_s, pulse.phases)
         self.touch()
 
     async def _pause(self, pause_s: float) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from pegahpc.config import FleetConfig
 from pegahpc.launch.identity import ProcessId
 from pegahpc.rank import RankContext
+from pegahpc.wire.messages import PhaseTimes
 
 PROTOCOL_VERSION = 1
 HEARTBEAT_S = 0.25
@@ -62,6 +63,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     waiting_for: str = ""
     num_running: int = 0
     num_waiting: int = 0
+    phases: PhaseTimes = PhaseTimes()
     age_s: float = 0.0  # how old it was when the tray passed it on
 
 

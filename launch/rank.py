@@ -113,6 +113,7 @@ def _pulse_reader(rank: int, status: StatusBlock) -> Callable[[], Pulse]:
             waiting_for=status.waiting_for,
             num_running=status.num_running,
             num_waiting=status.num_waiting,
+            phases=status.phases(),
         )
 
     return read

@@ -13,6 +13,7 @@ import msgspec
 from pegahpc.atomic import write_atomically
 from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId, boot_id
+from pegahpc.wire.messages import PhaseTimes
 
 State = Literal["starting", "loading", "ready", "draining", "ended", "failed"]
 LIVE: tuple[State, ...] = ("starting", "loading", "ready", "draining")
@@ -43,6 +44,8 @@ class RankEntry(msgspec.Struct, kw_only=True):
     waiting_for: str = ""
     num_running: int = 0
     num_waiting: int = 0
+    phases: PhaseTimes = PhaseTimes()  # since the engine started
+    recent_phases: PhaseTimes = PhaseTimes()  # of the last seconds only
     last_seen_s: float = 0.0  # age of the status block when the record was written
     log: str = ""
 

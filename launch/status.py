@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
+from pegahpc.launch.phase_window import shares
 from pegahpc.launch.record import FleetRecord, RankEntry
 
 
@@ -58,6 +61,8 @@ def _rank(record: FleetRecord, entry: RankEntry) -> dict[str, Any]:
         "waiting_for": entry.waiting_for,
         "running": entry.num_running,
         "waiting": entry.num_waiting,
+        "phases": msgspec.structs.asdict(entry.phases),
+        "phase_shares": shares(entry.recent_phases),
         "last_seen_s": last_seen_s(record, entry),
         "log": entry.log,
     }

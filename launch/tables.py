@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from pegahpc.launch.phase_window import SHARES, WINDOW_S, shares
 from pegahpc.launch.record import FleetRecord
 from pegahpc.launch.smoke import Check
 from pegahpc.launch.status import last_seen_s, record_age_s
@@ -92,6 +93,18 @@ def status_table(record: FleetRecord) -> Table:
             str(entry.num_waiting),
             f"{seen_s:.1f} s" if seen_s is not None else "",
         )
+    return table
+
+
+def phases_table(record: FleetRecord) -> Table:
+    """Where each rank's time went in the last seconds; a rank that waits for slow peers shows it under exchange."""
+    table = Table(
+        title=f"share of each phase in the last {WINDOW_S:g} s (forward: without its exchanges)", title_justify="left"
+    )
+    for heading in ("rank", *SHARES):
+        table.add_column(heading, justify="right")
+    for entry in record.ranks:
+        table.add_row(str(entry.rank), *(f"{share:.1%}" for share in shares(entry.recent_phases).values()))
     return table
 
 

@@ -84,7 +84,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.dispatcher = dispatcher
-        self.status = StatusBlock(dispatcher)
+        self.status = StatusBlock(dispatcher, self.phase_times)
         self.outbox = Outbox()
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len

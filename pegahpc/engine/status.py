@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.wire.messages import PhaseTimes
 
 
 @dataclass
@@ -12,6 +14,7 @@ class StatusBlock:
     """Forward progress of one rank. Fields are written one by one; a reader may see a step's fields half new."""
 
     dispatcher: Dispatcher
+    phases: Callable[[], PhaseTimes]  # where the loop's time went so far
     step: int = 0
     phase: str = "boot"  # boot, idle, schedule, step, publish, stopped
     num_running: int = 0

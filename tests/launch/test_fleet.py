@@ -56,6 +56,9 @@ def test_status_tells_of_every_rank_and_steps_go_on(ep4: dict[str, Any], home: P
         assert before["stage"] == "ready" and psutil.pid_exists(before["pid"])
         assert after["step"] > before["step"]
         assert after["last_seen_s"] < 2.0
+        assert after["phases"]["idle_s"] > before["phases"]["idle_s"]
+        assert sum(after["phase_shares"].values()) == pytest.approx(1, abs=0.01)
+    assert "share of each phase" in pegahpc("status", "--home", str(home)).stdout
 
 
 def wait_between(pause_s: float) -> Iterator[None]:
