@@ -109,9 +109,9 @@ class LocalDispatcher:
         position_Q = np.empty_like(order_Q)
         position_Q[order_Q] = np.arange(len(order_Q))
         return Received(
-            rows_QH=x_TH.index_select(0, torch.from_numpy(order_Q // num_topk)),
+            rows_QH=x_TH.index_select(0, torch.from_numpy(order_Q // num_topk).to(x_TH.device)),
             group_sizes=counts_E.tolist(),
-            position_Q=torch.from_numpy(position_Q),
+            position_Q=torch.from_numpy(position_Q).to(x_TH.device),
             route=num_topk,
         )
 
@@ -128,7 +128,7 @@ def sort_pairs(topk_idx_TK: torch.Tensor, num_experts: int) -> tuple[Indices, In
 
     On the host, in numpy: for the few hundred pairs of a step a torch call costs several times its work.
     """
-    expert_Q = topk_idx_TK.reshape(-1).numpy()
+    expert_Q = topk_idx_TK.reshape(-1).cpu().numpy()
     return expert_Q.argsort(kind="stable"), np.bincount(expert_Q, minlength=num_experts)
 
 

@@ -67,17 +67,21 @@ class CollectiveDispatcher:
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         num_topk = topk_idx_TK.shape[1]
+
+        def on(indices: Indices) -> torch.Tensor:
+            return torch.from_numpy(indices).to(x_TH.device)
+
         order_Q, counts_E = sort_pairs(topk_idx_TK, self._world_size * self.num_local_experts)
         sent_WE = counts_E.reshape(self._world_size, -1)
         arrived_WE = self._exchange_counts(sent_WE)
         sent, arrived = sent_WE.sum(1).tolist(), arrived_WE.sum(1).tolist()
-        rows_QH = self._exchange_rows(x_TH.index_select(0, torch.from_numpy(order_Q // num_topk)), sent, arrived)
-        position_Q = torch.from_numpy(group_pairs(arrived_WE))
+        rows_QH = self._exchange_rows(x_TH.index_select(0, on(order_Q // num_topk)), sent, arrived)
+        position_Q = on(group_pairs(arrived_WE))
         return Received(
             rows_QH=torch.empty_like(rows_QH).index_copy_(0, position_Q, rows_QH),
             group_sizes=arrived_WE.sum(0).tolist(),
             position_Q=position_Q,
-            route=Route(torch.from_numpy(order_Q), sent, arrived, num_topk),
+            route=Route(on(order_Q), sent, arrived, num_topk),
         )
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
@@ -104,9 +108,9 @@ class CollectiveDispatcher:
 
     def _exchange_rows(self, rows: torch.Tensor, sent: list[int], arrived: list[int]) -> torch.Tensor:
         started = time.perf_counter()
-        out = self._collectives.exchange_rows(rows.contiguous(), sent, arrived)
+        out = self._collectives.exchange_rows(rows.cpu().contiguous(), sent, arrived)  # gloo and MPI move host memory
         self._exchanged(started)
-        return out
+        return out.to(rows.device)
 
     def _exchanged(self, started: float) -> None:
         self.num_exchanges += 1
