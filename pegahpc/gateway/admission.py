@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining
+from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining, fleet_ended
 
 
 class Gate:
@@ -18,14 +18,17 @@ class Gate:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
+        self.has_ended = False  # the fleet has failed; nobody is left to ask
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
         """A place for the time of the block.
 
         Raises:
-            ApiError: 503 while draining, 429 when all places are taken.
+            ApiError: 503 while draining and after the fleet's end, 429 when all places are taken.
         """
+        if self.has_ended:
+            raise fleet_ended()
         if self.is_draining:
             raise draining()
         if self._num_inside >= self._limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ from pegahpc.config import FleetConfig
 from pegahpc.gateway.admission import Gate
 from pegahpc.gateway.appkeys import API_KEY, ENGINES, FLEET, GATE, METRICS, MODEL, TOKENIZER_POOL
 from pegahpc.gateway.engines import Engines
-from pegahpc.gateway.errors import ApiError
+from pegahpc.gateway.errors import FLEET_ENDED, ApiError
 from pegahpc.gateway.generate import chat_completions, completions
 from pegahpc.gateway.health import health
 from pegahpc.gateway.metrics import GatewayMetrics
@@ -22,6 +23,7 @@ from pegahpc.wire.keys import FleetSecret
 
 NUM_TOKENIZER_THREADS = 2
 CLOSING_S = 2.0  # for handlers to write their last event after a drain that took too long
+FAREWELL_S = 0.5  # for handlers to write their last event after the fleet has failed
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -84,6 +86,16 @@ async def drain(app: web.Application) -> None:
     if not await app[GATE].wait_until_empty(timeout_s):
         app[ENGINES].fail_all(f"The fleet shut down; the request was not done within {timeout_s:g} s.")
         await app[GATE].wait_until_empty(CLOSING_S)
+
+
+async def farewell(app: web.Application) -> None:
+    """The fleet has failed: tell everyone who waits, now, and refuse the rest."""
+    app[GATE].has_ended = True
+    deadline_s = time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline_s:
+        app[ENGINES].fail_all(FLEET_ENDED)  # again for those that were still being tokenized
+        if await app[GATE].wait_until_empty(FAREWELL_S / 10):
+            return
 
 
 async def models(request: web.Request) -> web.Response:

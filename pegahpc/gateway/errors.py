@@ -18,6 +18,7 @@ from pegahpc.wire.messages import (
 )
 
 RETRY_AFTER_S = 1
+FLEET_ENDED = "The fleet has ended: one of its processes failed."
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,11 @@ def context_overflow(*, num_prompt_tokens: int, max_tokens: int | None, limit: i
 def draining() -> ApiError:
     """503 while the fleet takes no new work."""
     return ApiError(503, "The fleet is draining and takes no new work.", code="draining", retry_after_s=RETRY_AFTER_S)
+
+
+def fleet_ended() -> ApiError:
+    """503 in the last moment of a fleet that failed."""
+    return ApiError(503, FLEET_ENDED, code="fleet_ended")
 
 
 def engine_failed(message: str) -> ApiError:

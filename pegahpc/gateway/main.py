@@ -16,7 +16,8 @@ import msgspec
 from aiohttp import web
 
 from pegahpc.config import ConfigError, FleetConfig
-from pegahpc.gateway.app import drain, make_app
+from pegahpc.gateway.app import drain, farewell, make_app
+from pegahpc.gateway.appkeys import ENGINES
 from pegahpc.gateway.rank_link import AttachError
 from pegahpc.wire.keys import FleetSecret
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 STUCK_CLIENT_MS = 120_000  # a client that takes no byte for so long is cut off, and its place is free
+CLEANUP_AFTER_FAILURE_S = 0.3  # the launcher kills a gateway that is slower than its patience
 NUM_OWN_FILES = 256  # sockets to ranks, idle connections, logs
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -45,7 +47,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Serve until SIGTERM. Exit status 0: drained; 1: a rank did not answer; 2: a setting is wrong."""
+    """Serve until SIGTERM, or SIGUSR1 when the fleet has failed.
+
+    Exit status 0: drained; 1: a rank did not answer, or the fleet failed; 2: a setting is wrong.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(name)s: %(message)s"
     )
@@ -54,12 +59,11 @@ def main() -> int:
         _allow_many_files(launch.fleet.gateway.max_concurrent_requests)
         with _bind(launch.host, launch.port) as listener:
             app = make_app(launch.fleet, FleetSecret.load(Path(launch.secret_path)), launch.endpoints)
-            asyncio.run(_serve(app, listener))
+            return asyncio.run(_serve(app, listener))
     except (ConfigError, msgspec.MsgspecError, OSError) as error:
         return _end_with(EXIT_CONFIG, error)
     except AttachError as error:
         return _end_with(EXIT_FAILED, error)
-    return 0
 
 
 def _end_with(status: int, error: Exception) -> int:
@@ -106,22 +110,45 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(app: web.Application, listener: socket.socket) -> None:
-    """Set up, say so, and serve until told to end; before it listens, SIGTERM just ends it."""
-    stopping = asyncio.Event()
+async def _serve(app: web.Application, listener: socket.socket) -> int:
+    """Set up, say so, and serve until told to end; before it listens, a signal just ends it. The exit status."""
+    stopping, failing = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+
+    def fail() -> None:
+        failing.set()
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGUSR1, fail)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     try:
         if await _set_up(runner, stopping):
             await web.SockSite(runner, listener, backlog=BACKLOG).start()
             _announce(listener)
             await stopping.wait()
-            log.info("draining")
-            await drain(app)
+            await _end(app, failing)
     finally:
-        await runner.cleanup()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLEANUP_AFTER_FAILURE_S if failing.is_set() else None):
+                await runner.cleanup()
+    return EXIT_FAILED if failing.is_set() else 0
+
+
+async def _end(app: web.Application, failing: asyncio.Event) -> None:
+    """Drain; when the fleet has failed, or fails meanwhile, there is nothing to drain to."""
+    if not failing.is_set():
+        log.info("draining")
+        draining = asyncio.create_task(drain(app), name="drain")
+        failed = asyncio.create_task(failing.wait(), name="failed")
+        await asyncio.wait((draining, failed), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, failed):
+            task.cancel()
+        await asyncio.gather(draining, failed, return_exceptions=True)
+    if failing.is_set():
+        log.error("the fleet has failed; %d open requests are told so", app[ENGINES].num_open)
+        await farewell(app)
 
 
 async def _set_up(runner: web.AppRunner, stopping: asyncio.Event) -> bool:

@@ -1,5 +1,6 @@
 """The process that the launcher starts: its document on stdin, its line on stdout, its end on SIGTERM."""
 
+import http.client
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -99,6 +101,61 @@ def test_it_serves_and_drains_on_sigterm_with_status_zero(
     status, _ = gateway.end()
     assert answers[0][0] == 200
     assert status == 0
+
+
+@contextmanager
+def stream_of(url: str, path: Path) -> Iterator[http.client.HTTPResponse]:
+    """An answer in events, of which nothing is read yet."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    headers = {"Authorization": "Bearer " + FleetSecret.load(path).api_key}
+    connection.request("POST", "/v1/completions", b'{"model": "tiny-moe", "prompt": "x", "stream": true}', headers)
+    with closing(connection), connection.getresponse() as response:
+        yield response
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_when_the_fleet_fails_everyone_is_told_at_once_and_it_ends(
+    document: dict[str, object], engine: FakeEngine, tmp_path: Path, is_draining: bool
+) -> None:
+    gateway = Gateway(document)
+    url, secret = gateway.listening(), tmp_path / "secret"
+    engine.is_holding = True
+    engine.script = lambda request: updates_for(request, [[70]] * 3)
+    answers: list[tuple[int, str]] = []
+    whole = threading.Thread(target=lambda: answers.append(ask(url, secret)))
+    whole.start()
+    with stream_of(url, secret) as streamed:
+        assert b"text_completion" in streamed.readline()
+        engine.wait_for_request(2)
+        if is_draining:
+            gateway.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        began_s = time.monotonic()
+        gateway.process.send_signal(signal.SIGUSR1)
+        rest = streamed.read().decode()
+    whole.join()
+    status, log = gateway.end()
+    assert time.monotonic() - began_s < 1
+    last = json.loads(rest.strip().splitlines()[-1].removeprefix("data: "))
+    assert last["error"]["message"] == "The fleet has ended: one of its processes failed."
+    assert answers[0][0] == 500 and json.loads(answers[0][1])["error"] == last["error"]
+    assert status == 1 and "2 open requests are told so" in log
+
+
+def test_when_the_fleet_fails_a_client_that_does_not_read_holds_nothing_up(
+    document: dict[str, object], engine: FakeEngine, tmp_path: Path
+) -> None:
+    gateway = Gateway(document)
+    url, secret = gateway.listening(), tmp_path / "secret"
+    engine.is_holding = True
+    engine.script = lambda request: updates_for(request, [[70] * 100] * 2000)
+    with stream_of(url, secret):
+        engine.wait_for_request()
+        time.sleep(1.5)
+        began_s = time.monotonic()
+        gateway.process.send_signal(signal.SIGUSR1)
+        status, _ = gateway.end()
+        assert status == 1 and time.monotonic() - began_s < 1.2
 
 
 def test_a_port_that_is_taken_is_named_and_ends_it_with_status_two(document: dict[str, object]) -> None:
