@@ -7,51 +7,88 @@
 #include <math.h>
 #include <stdint.h>
 
+/* One vector register of floats, and sum + a * b with one rounding where the processor has it. The compiler is told not
+ * to contract products and sums by itself (-ffp-contract=off): it may do so in one copy of a loop and not in another. */
+#if defined __AVX512F__
+#include <immintrin.h>
 #define LANES 16
+#define REGISTERS 32
+#elif defined __FMA__
+#include <immintrin.h>
+#define LANES 8
+#define REGISTERS 16
+#elif defined __aarch64__
+#include <arm_neon.h>
+#define LANES 4
+#define REGISTERS 32
+#else
+#define LANES 4
+#define REGISTERS 16
+#endif
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline vec load(const float *p) { return *(const vec *)p; }
 static inline void store(float *p, vec v) { *(vec *)p = v; }
 
-/* ---- products over rows ------------------------------------------------------------------------------------------
- * Each output element is one accumulator that adds x[k] * w[k][o] for k = 0, 1, ... by fused multiply-add, whatever
- * block of rows and columns it is computed in: so blocks may follow the row count and the bits do not. */
+#if defined __AVX512F__
+static inline vec splat(float x) { return (vec)_mm512_set1_ps(x); }
+static inline vec add_product(vec sum, vec a, vec b) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+#elif defined __FMA__
+static inline vec splat(float x) { return (vec)_mm256_set1_ps(x); }
+static inline vec add_product(vec sum, vec a, vec b) { return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum); }
+#elif defined __aarch64__
+static inline vec splat(float x) { return (vec)vdupq_n_f32(x); }
+static inline vec add_product(vec sum, vec a, vec b) {
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+}
+#else
+static inline vec splat(float x) { return x - (vec){0}; }
+static inline vec add_product(vec sum, vec a, vec b) { return sum + a * b; }
+#endif
 
-#define DEFINE_BLOCK(ROWS, VECS)                                                                                      \
-    static void block_##ROWS##x##VECS(const float *x, int64_t x_stride, const float *w, float *out, int64_t num_in,   \
-                                      int64_t num_out) {                                                              \
+/* ---- products over rows ------------------------------------------------------------------------------------------
+ * Each output element is one accumulator that adds x[k] * w[k][o] for k = 0, 1, ..., whatever block of rows and columns
+ * it is computed in: so blocks may follow the row count and the bits do not. */
+
+#define DEFINE_BLOCK(NAME, ROWS, VECS)                                                                                \
+    static void NAME(const float *x, int64_t x_stride, const float *w, float *out, int64_t num_in, int64_t num_out) { \
         vec sum[ROWS][VECS];                                                                                          \
         for (int r = 0; r < ROWS; r++)                                                                                \
             for (int v = 0; v < VECS; v++) sum[r][v] = (vec){0};                                                      \
         for (int64_t k = 0; k < num_in; k++) {                                                                        \
             for (int v = 0; v < VECS; v++) {                                                                          \
                 vec weight = load(w + k * num_out + v * LANES);                                                       \
-                for (int r = 0; r < ROWS; r++) sum[r][v] += x[r * x_stride + k] * weight;                             \
+                for (int r = 0; r < ROWS; r++)                                                                        \
+                    sum[r][v] = add_product(sum[r][v], splat(x[r * x_stride + k]), weight);                           \
             }                                                                                                         \
         }                                                                                                             \
         for (int r = 0; r < ROWS; r++)                                                                                \
             for (int v = 0; v < VECS; v++) store(out + r * num_out + v * LANES, sum[r][v]);                           \
     }
 
-DEFINE_BLOCK(1, 16)
-DEFINE_BLOCK(1, 4)
-DEFINE_BLOCK(1, 1)
-DEFINE_BLOCK(2, 8)
-DEFINE_BLOCK(2, 4)
-DEFINE_BLOCK(2, 1)
-DEFINE_BLOCK(4, 4)
-DEFINE_BLOCK(4, 1)
-DEFINE_BLOCK(6, 4)
-DEFINE_BLOCK(6, 1)
+/* Accumulators fill the registers but for weights and broadcasts; few rows take wide columns. */
+#define WIDE_1 (REGISTERS / 2)
+#define WIDE_2 (REGISTERS / 4)
+#define WIDE_N (REGISTERS / 8)
+DEFINE_BLOCK(block_1_wide, 1, WIDE_1)
+DEFINE_BLOCK(block_1_some, 1, WIDE_N)
+DEFINE_BLOCK(block_1_one, 1, 1)
+DEFINE_BLOCK(block_2_wide, 2, WIDE_2)
+DEFINE_BLOCK(block_2_some, 2, WIDE_N)
+DEFINE_BLOCK(block_2_one, 2, 1)
+DEFINE_BLOCK(block_4_some, 4, WIDE_N)
+DEFINE_BLOCK(block_4_one, 4, 1)
+DEFINE_BLOCK(block_6_some, 6, WIDE_N)
+DEFINE_BLOCK(block_6_one, 6, 1)
 
 typedef void (*block_fn)(const float *, int64_t, const float *, float *, int64_t, int64_t);
 
 static void columns(const float *x, int64_t x_stride, const float *w, float *out, int64_t rows, int64_t num_in,
-                    int64_t num_out, int wide, block_fn wide_fn, block_fn four_fn, block_fn one_fn) {
+                    int64_t num_out, int wide, block_fn wide_fn, block_fn some_fn, block_fn one_fn) {
     int64_t o = 0;
     for (; o + wide * LANES <= num_out; o += wide * LANES) wide_fn(x, x_stride, w + o, out + o, num_in, num_out);
-    for (; o + 4 * LANES <= num_out; o += 4 * LANES) four_fn(x, x_stride, w + o, out + o, num_in, num_out);
+    for (; o + WIDE_N * LANES <= num_out; o += WIDE_N * LANES) some_fn(x, x_stride, w + o, out + o, num_in, num_out);
     for (; o + LANES <= num_out; o += LANES) one_fn(x, x_stride, w + o, out + o, num_in, num_out);
     for (; o < num_out; o++)
         for (int64_t r = 0; r < rows; r++) {
@@ -66,10 +103,10 @@ void matmul_rows(const float *x, int64_t x_stride, const float *w, float *out, i
                  int64_t num_out) {
     while (num_rows > 0) {
         int64_t rows = num_rows >= 6 ? 6 : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
-        if (rows == 6) columns(x, x_stride, w, out, 6, num_in, num_out, 4, block_6x4, block_6x4, block_6x1);
-        if (rows == 4) columns(x, x_stride, w, out, 4, num_in, num_out, 4, block_4x4, block_4x4, block_4x1);
-        if (rows == 2) columns(x, x_stride, w, out, 2, num_in, num_out, 8, block_2x8, block_2x4, block_2x1);
-        if (rows == 1) columns(x, x_stride, w, out, 1, num_in, num_out, 16, block_1x16, block_1x4, block_1x1);
+        if (rows == 6) columns(x, x_stride, w, out, 6, num_in, num_out, WIDE_N, block_6_some, block_6_some, block_6_one);
+        if (rows == 4) columns(x, x_stride, w, out, 4, num_in, num_out, WIDE_N, block_4_some, block_4_some, block_4_one);
+        if (rows == 2) columns(x, x_stride, w, out, 2, num_in, num_out, WIDE_2, block_2_wide, block_2_some, block_2_one);
+        if (rows == 1) columns(x, x_stride, w, out, 1, num_in, num_out, WIDE_1, block_1_wide, block_1_some, block_1_one);
         x += rows * x_stride, out += rows * num_out, num_rows -= rows;
     }
 }
@@ -83,13 +120,13 @@ static inline vec exp_vec(vec x) {
     for (int i = 0; i < LANES; i++) n[i] = (int32_t)(scaled[i] + (scaled[i] < 0 ? -0.5f : 0.5f));
     vec whole;
     for (int i = 0; i < LANES; i++) whole[i] = (float)n[i];
-    vec r = x - whole * 0.693359375f - whole * -2.12194440e-4f;
-    vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    vec r = add_product(add_product(x, whole, splat(-0.693359375f)), whole, splat(2.12194440e-4f));
+    vec p = add_product(splat(1.3981999507e-3f), splat(1.9875691500e-4f), r);
+    p = add_product(splat(8.3334519073e-3f), p, r);
+    p = add_product(splat(4.1665795894e-2f), p, r);
+    p = add_product(splat(1.6666665459e-1f), p, r);
+    p = add_product(splat(5.0000001201e-1f), p, r);
+    p = add_product(r, p, r * r) + 1.0f;
     ivec bits = (n + 127) << 23;
     return p * (vec)bits;
 }
@@ -138,7 +175,7 @@ void rms_norm(const float *x, int64_t x_stride, const float *weight, float *out,
     for (int64_t r = 0; r < num_rows; r++, x += x_stride, out += hidden) {
         vec squares = {0};
         int64_t i = 0;
-        for (; i + LANES <= hidden; i += LANES) squares += load(x + i) * load(x + i);
+        for (; i + LANES <= hidden; i += LANES) squares = add_product(squares, load(x + i), load(x + i));
         float sum = sum_lanes(squares);
         for (int64_t j = i; j < hidden; j++) sum = fmaf(x[j], x[j], sum);
         float scale = 1.0f / sqrtf(sum / hidden + eps);
@@ -155,7 +192,7 @@ void rms_norm(const float *x, int64_t x_stride, const float *weight, float *out,
 static inline float dot(const float *a, const float *b, int64_t n) {
     vec sum = {0};
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) sum += load(a + i) * load(b + i);
+    for (; i + LANES <= n; i += LANES) sum = add_product(sum, load(a + i), load(b + i));
     float total = sum_lanes(sum);
     for (; i < n; i++) total = fmaf(a[i], b[i], total);
     return total;
@@ -179,7 +216,7 @@ static void attend_split(const float *q, const float *const *rows, int64_t num_t
         vec a[4];
         for (int v = 0; v < 4; v++) a[v] = load(out + c + v * LANES) * old;
         for (int64_t s = 0; s < num_tokens; s++)
-            for (int v = 0; v < 4; v++) a[v] += scores[s] * load(rows[s] + c + v * LANES);
+            for (int v = 0; v < 4; v++) a[v] = add_product(a[v], splat(scores[s]), load(rows[s] + c + v * LANES));
         for (int v = 0; v < 4; v++) store(out + c + v * LANES, a[v]);
     }
     for (; c < latent; c++) {
@@ -252,7 +289,7 @@ static void take_best(const float *values, int64_t num, int64_t count, unsigned 
         int64_t best = -1;
         for (int64_t j = 0; j < num; j++)
             if (!taken[j] && (best < 0 || values[j] > values[best])) best = j;
-        taken[best] = 1;
+        if (best >= 0) taken[best] = 1;
     }
 }
 
