@@ -19,6 +19,7 @@ from pegahpc.launch.identity import ProcessId
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
+MAYBE_MEMORY = " (out of memory?)"  # the kernel kills so, and only its own log says whether it did
 LOG_PREFIX = re.compile(r"^[\d-]+[T ][\d:.,]+ (?:gateway )?[A-Z]+ [\w.]+: ")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -139,7 +140,7 @@ class Child:
             self.process.send_signal(signum)
 
     def describe(self) -> str:
-        """`rank 2 (pid 71) was killed by SIGKILL`."""
+        """`rank 2 (pid 71) was killed by SIGTERM`."""
         return f"{self.who} (pid {self.id.pid}) {how_it_ended(self.process.poll())}"
 
 
@@ -159,7 +160,7 @@ def how_it_ended(exit_code: int | None) -> str:
     if exit_code is None:
         return "still runs"
     if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
+        return f"was killed by {signal.Signals(-exit_code).name}{MAYBE_MEMORY if exit_code == -signal.SIGKILL else ''}"
     return f"exited with code {exit_code}"
 
 

@@ -13,7 +13,7 @@ from pegahpc.launch.children import Child, Program, clean_environment, has_ended
 from pegahpc.launch.journal import log_path
 
 LISTEN_TIMEOUT_S = 60.0
-FAREWELL_S = 1.5
+FAREWELL_S = 1.0
 KILL_BOUND_S = 5.0
 
 
@@ -71,8 +71,8 @@ class GatewayChild:
         return f"the gateway still had work after {bound_s:g} s and was killed"
 
     async def fail(self) -> None:
-        """Let it tell its clients that the fleet has failed, for a moment; then kill it."""
+        """Let it tell its clients that the fleet has failed, for a moment, if it can; then kill it."""
         self.child.signal(signal.SIGUSR1)
-        if not await self.ended(FAREWELL_S):
+        if self.child.id.is_frozen() or not await self.ended(FAREWELL_S):
             self.child.signal(signal.SIGKILL)
             await self.ended(KILL_BOUND_S)

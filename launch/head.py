@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pegahpc.launch.boot import FleetBoot
+from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
 from pegahpc.launch.gateway_child import GatewayChild, GatewayError
 from pegahpc.launch.journal import log_path
 from pegahpc.launch.keeper import RecordKeeper
@@ -36,10 +37,9 @@ from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)
 
-KILL_BOUND_S = 2.0  # for all trays to have reaped their ranks
+KILL_BOUND_S = 1.0  # for all trays to have reaped their ranks; after that their launcher kills them
 LEAVE_BOUND_S = 15.0  # for all ranks to leave through the chain
 HEAD_LATE_S = 1.0
-WATCH_SHARE = 0.7  # of gateway.stall_s; the rest is for naming and teardown
 GATEWAY_MARGIN_S = 5.0  # over fleet.drain_timeout_s, before the gateway is killed
 
 
@@ -63,13 +63,15 @@ class Head:
         ]
         self._keeper = RecordKeeper(boot.folder, record)
         self._losses = Losses()
-        self._watchdog = Watchdog(boot.fleet.gateway.stall_s * WATCH_SHARE)
+        self._bound_s = boot.fleet.gateway.stall_s * BOUND_SHARE
+        self._watchdog = Watchdog(self._bound_s)
         self._num_ready = 0
         self._all_ready = asyncio.Event()
         self._stop = asyncio.Event()
-        self._is_leaving = False
+        self._is_going = self._is_leaving = False
         self._late: list[str] = []  # what failed on the way out
         self._gateway: GatewayChild | None = None
+        self._gateway_freeze: FreezeWatch | None = None
         self._server = Rendezvous(
             secret=FleetSecret.load(boot.secret_path),
             fingerprint=boot.fingerprint,
@@ -119,10 +121,10 @@ class Head:
             await asyncio.gather(life, culprit, return_exceptions=True)
 
     async def _start_and_serve(self) -> Ending:
-        if not await self._unless_stopped(self._start()):
-            return Ending("ended", "stopped before it was ready")
         watch = asyncio.create_task(self._watch())
         try:
+            if not await self._unless_stopped(self._start()):
+                return Ending("ended", "stopped before it was ready")
             await self._stop.wait()
             return Ending("ended", await self._drain())
         finally:
@@ -146,6 +148,7 @@ class Head:
         records = await self._server.gather(bounds.rendezvous_timeout_s)
         for tray, hello in sorted(self._server.hellos.items()):
             self._keeper.welcome(tray, hello)
+        self._watchdog.expect_trays(self._boot.fleet.topology.num_trays, time.monotonic())
         self._server.broadcast(World(records=records))
         self._keeper.enter("loading")
         try:
@@ -155,7 +158,10 @@ class Head:
                 f"fleet.ready_timeout_s: {self._not_ready()} after {bounds.ready_timeout_s:g} s"
             ) from None
         self._server.broadcast(Go())
+        self._is_going = True
+        self._watchdog.expect_ranks(self._boot.fleet.topology.world_size, time.monotonic())
         self._gateway = GatewayChild(self._boot, [record.wire_endpoint for record in records])
+        self._gateway_freeze = FreezeWatch(self._gateway.child.id, self._bound_s)
         entry = GatewayEntry(process=self._gateway.child.id)
         self._keeper.record.gateway = entry
         entry.url = await self._gateway.listen()
@@ -166,26 +172,36 @@ class Head:
         return "not ready: " + ", ".join(f"rank {entry.rank} ({entry.stage} {entry.progress:.0%})" for entry in waiting)
 
     async def _watch(self) -> None:
-        """Look after the gateway's process and the ranks' progress."""
-        assert self._gateway is not None
-        topology = self._boot.fleet.topology
-        self._watchdog.begin(num_trays=topology.num_trays, world_size=topology.world_size, now_s=time.monotonic())
+        """Look after the gateway's process, the trays' words and the ranks' progress, until one is lost."""
         while not self._is_leaving:
             asleep_s = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
             if time.monotonic() - asleep_s > HEARTBEAT_S + HEAD_LATE_S:
                 continue  # this process was held up itself: first read what has arrived meanwhile
-            if not self._gateway.child.is_alive and not self._stop.is_set():
-                how = self._gateway.child.describe()
-                self._losses.add(Loss(reason=f"{how}; log: {self._gateway.child.log_path}", weight=DEATH))
+            if loss := self._found():
+                self._losses.add(loss)
                 return
-            now_s = time.monotonic()
-            if frozen := self._watchdog.silent_tray(now_s):
-                self._losses.add(Loss(reason=f"{self._tray_name(frozen[0])} {frozen[1]}", weight=DEATH))
-                return
-            if culprit := self._watchdog.verdict(now_s):
-                self._losses.add(Loss(rank=culprit[0], reason=culprit[1], weight=DEATH))
-                return
+
+    def _found(self) -> Loss | None:
+        """What is lost, if anything; a gateway that ends before it serves says itself why."""
+        now_s = time.monotonic()
+        if how := self._gateway_trouble():
+            return Loss(reason=how, weight=DEATH)
+        if frozen := self._watchdog.silent_tray(now_s):
+            return Loss(reason=f"{self._tray_name(frozen[0])} {frozen[1]}", weight=DEATH)
+        if self._is_going and (culprit := self._watchdog.verdict(now_s)):
+            return Loss(rank=culprit[0], reason=culprit[1], weight=DEATH)
+        return None
+
+    def _gateway_trouble(self) -> str:
+        if self._gateway is None or self._gateway_freeze is None:
+            return ""
+        child = self._gateway.child
+        if not child.is_alive and self._keeper.record.state == "ready" and not self._stop.is_set():
+            return f"{child.describe()}; log: {child.log_path}"
+        if self._gateway_freeze.is_over():
+            return f"{child.who} (pid {child.id.pid}) is frozen; log: {child.log_path}"
+        return ""
 
     async def _drain(self) -> str:
         """Let running work finish, then let the ranks leave together; what to say about it."""
@@ -205,12 +221,17 @@ class Head:
             log.error("the fleet failed: %s", ending.reason)
             self._keeper.enter("failed", ending.reason)
         self._server.broadcast(Kill())
-        if self._gateway is not None:
-            await self._gateway.fail()  # after a drain it has ended long since
+        farewell = asyncio.create_task(self._end_gateway())
         if not await self._trays_gone(KILL_BOUND_S):
             log.error("still there after %g s: %s", KILL_BOUND_S, self._still_there())
+        await farewell
         if ending.state == "ended":
             self._keeper.enter("ended", ending.reason)
+
+    async def _end_gateway(self) -> None:
+        """Have it tell its clients; after a drain it has ended long since."""
+        if self._gateway is not None:
+            await self._gateway.fail()
 
     async def _trays_gone(self, bound_s: float) -> bool:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.messages import Hello, Progress, Pulse
 from pegahpc.launch.phase_window import PhaseWindow
-from pegahpc.launch.record import FleetRecord, State, TrayEntry, write_record
+from pegahpc.launch.record import LIVE, FleetRecord, State, TrayEntry, write_record
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class RecordKeeper:
         self.record.reason = reason
         if state == "ready":
             self.record.ready_at = time.time()
+        if state not in LIVE:
+            self.record.ended_at = time.time()  # the launcher's word follows, if it lives
         add_event(self.folder, state, **({"reason": reason} if reason else {}))
         self.touch()
 

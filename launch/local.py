@@ -18,6 +18,7 @@ from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot, TrayBoot
 from pegahpc.launch.children import Child, Program, adopt_orphans, clean_environment, last_line
 from pegahpc.launch.fleets import kill_survivors
+from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event, configure_logging, log_path
 from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, write_record
@@ -26,7 +27,7 @@ log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 
 TICK_S = 0.1
 HEAD_FOLLOWS_S = 8.0  # after another tray has ended, for the head to tear down and write down why
-TRAYS_FOLLOW_S = 1.0  # after the head has ended
+TRAYS_FOLLOW_S = 0.5  # after the head has ended
 DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -79,6 +80,11 @@ class LocalLauncher:
         for signum in DRAIN_SIGNALS:
             signal.signal(signum, self.drain)
         signal.signal(signal.SIGQUIT, self.end_now)
+        signal.signal(signal.SIGTSTP, self._stay)
+
+    def _stay(self, *_: object) -> None:
+        """Ctrl-Z: the trays would end a fleet whose launcher stands still."""
+        log.warning("a fleet in the foreground cannot be suspended; Ctrl-C drains it, up --detach runs it elsewhere")
 
     def _spawn(self, tray: int) -> Child:
         who = f"tray {tray}"
@@ -89,18 +95,18 @@ class LocalLauncher:
         return child
 
     def _wait(self, on_tick: Callable[[FleetRecord], None]) -> None:
-        """Until all trays have ended, or one has and the others do not follow, or the head is frozen."""
-        changed_s, updated_at = time.monotonic(), 0.0
+        """Until all trays have ended, or one has and the others do not follow, or one is frozen and the head cannot act."""
+        bound_s = self._boot.fleet.gateway.stall_s * BOUND_SHARE
+        freezes = [FreezeWatch(tray.id, bound_s) for tray in self._trays]
         while len(self._note_ends()) < len(self._trays):
             record = self._record()
             if self._ended:
                 knows = self._trays[0].is_alive and record.state != "starting"  # else the head cannot tear down
                 follow_s = HEAD_FOLLOWS_S if knows else TRAYS_FOLLOW_S
                 self._deadline_s = min(self._deadline_s, time.monotonic() + follow_s)
-            if record.updated_at != updated_at or not self._trays[0].id.is_frozen():
-                changed_s, updated_at = time.monotonic(), record.updated_at
-            if time.monotonic() - changed_s > self._boot.fleet.gateway.stall_s:
-                self._cut = f"tray 0 (pid {self._trays[0].id.pid}) is frozen"
+            frozen = [tray for tray, freeze in zip(self._trays, freezes, strict=True) if freeze.is_over()]
+            if frozen and (frozen[0] is self._trays[0] or record.state == "starting"):  # else the head sees to it
+                self._cut = f"{frozen[0].who} (pid {frozen[0].id.pid}) is frozen"
                 return
             if time.monotonic() > self._deadline_s:
                 self._cut = "the fleet did not end in time and was killed"

@@ -17,6 +17,7 @@ import msgspec
 from pegahpc.launch.boot import TrayBoot
 from pegahpc.launch.children import has_ended
 from pegahpc.launch.frames import FrameError
+from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
 from pegahpc.launch.head import Head
 from pegahpc.launch.head_link import HeadLink
 from pegahpc.launch.identity import ProcessId, boot_id
@@ -56,7 +57,9 @@ class Tray:
         self._slots: list[RankSlot] = []
         self._link: HeadLink | None = None
         self._unsent: list[Loss] = []  # lost before there was a connection
-        self._is_leaving = False
+        self._is_loading, self._is_leaving = True, False
+        self._launcher = ProcessId.of(boot.parent)
+        self.is_launcher_frozen = False
         self._over = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -120,7 +123,10 @@ class Tray:
 
     def _obey(self, order: object) -> None:
         match order:
-            case World() | Store() | Go():
+            case World() | Store():
+                self._tell_ranks(order)
+            case Go():
+                self._is_loading = False
                 self._tell_ranks(order)
             case Stop():
                 self._is_leaving = True
@@ -174,19 +180,28 @@ class Tray:
 
     async def _beat(self) -> None:
         """Four times a second, the ranks' status blocks to the head."""
+        frozen_after_s = self._boot.boot.fleet.gateway.stall_s * BOUND_SHARE
+        freezes = [FreezeWatch(slot.child.id, frozen_after_s) for slot in self._slots]
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            for slot, freeze in zip(self._slots, freezes, strict=True):
+                if freeze.is_over() and self._is_loading:  # later the head sees its silence
+                    self._is_loading = False
+                    self.lose(self._loss(slot, "is frozen", DEATH))
             if self._link is not None:
                 pulses = [pulse for slot in self._slots if (pulse := slot.aged_pulse()) is not None]
                 self._link.send(Heartbeat(pulses=pulses))
 
     async def _watch_parent(self) -> None:
-        """End with the launcher, even if its death signal was lost."""
-        while os.getppid() == self._boot.parent:
+        """End with the launcher, even if its death signal was lost, or if it is stopped for long."""
+        freeze = FreezeWatch(self._launcher, self._boot.boot.fleet.gateway.stall_s * BOUND_SHARE)
+        while os.getppid() == self._boot.parent and not freeze.is_over():
             await asyncio.sleep(HEARTBEAT_S)
-        self.lose(Loss(reason=f"launcher (pid {self._boot.parent}) is gone", weight=LAUNCHER_GONE))
+        self.is_launcher_frozen = freeze.is_over()
+        how = "is frozen" if self.is_launcher_frozen else "is gone"
+        self.lose(Loss(reason=f"launcher (pid {self._boot.parent}) {how}", weight=LAUNCHER_GONE))
         await asyncio.sleep(PARENT_GONE_GRACE_S)
-        self._finish(1, "the launcher is gone")
+        self._finish(1, f"the launcher {how}")
 
     def _finish(self, exit_code: int, why: str) -> None:
         if not self._over.done():
@@ -229,6 +244,8 @@ async def _run(boot: TrayBoot) -> int:
 
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
     head_code, _ = await asyncio.gather(head.run(), tray.run())
+    if tray.is_launcher_frozen:
+        os.kill(boot.parent, signal.SIGKILL)  # it is this process's parent still, so the pid is its own
     return head_code
 
 

@@ -28,9 +28,12 @@ class Watchdog:
         self._vitals: dict[int, Vital] = {}
         self._trays_heard_s: dict[int, float] = {}
 
-    def begin(self, *, num_trays: int, world_size: int, now_s: float) -> None:
-        """From now on everyone is expected to speak and to move; that a rank has waited for the others is no fault."""
+    def expect_trays(self, num_trays: int, now_s: float) -> None:
+        """From now on trays are expected to speak."""
         self._trays_heard_s = dict.fromkeys(range(num_trays), now_s)
+
+    def expect_ranks(self, world_size: int, now_s: float) -> None:
+        """From now on ranks are expected to speak and to move; that one has waited for the others is no fault."""
         for rank in range(world_size):
             pulse = self._vitals[rank].pulse if rank in self._vitals else Pulse(rank=rank)
             self._vitals[rank] = Vital(pulse, heard_s=now_s, advanced_s=now_s)

@@ -122,6 +122,44 @@ def test_a_frozen_tray_is_named_and_not_its_ranks(start: Start) -> None:
     assert_failed(fleet, record, f"tray 1 (pid {victim.pid}", "ranks 2..3) has been silent for", within_s=8)
 
 
+@pytest.mark.parametrize("topology", ["ep1", "ep4"])
+def test_a_frozen_launcher_is_named_and_ended_with_its_fleet(start: Start, topology: str) -> None:
+    fleet = start(f"topology={topology}", "gateway.stall_s=2")
+    record = when_ready(fleet)
+    assert record.launcher.signal(signal.SIGSTOP)
+    assert_failed(fleet, record, f"launcher (pid {record.launcher.pid}) is frozen", within_s=8)
+
+
+def test_a_frozen_gateway_is_named(start: Start) -> None:
+    fleet = start("topology=ep2", "gateway.stall_s=2")
+    record = when_ready(fleet)
+    assert record.gateway is not None and record.gateway.process.signal(signal.SIGSTOP)
+    assert_failed(fleet, record, f"gateway (pid {record.gateway.process.pid}) is frozen", "gateway.log")
+
+
+def test_what_is_frozen_while_the_fleet_loads_is_named(start: Start) -> None:
+    """Long before the bound on loading, which may be half an hour."""
+    for who, says in (("rank 0", "is frozen; last seen at"), ("tray 1", "has been silent for")):
+        fleet = start("3:hang", "topology=ep4", "gateway.stall_s=2")
+        fleet.wait_for("loading")
+        until(lambda fleet=fleet: bool(fleet.record().ranks[0].endpoint))  # type: ignore[misc]
+        fleet.processes()
+        record = fleet.record()
+        assert dict(record.processes())[who].signal(signal.SIGSTOP)
+        reason = fleet.wait_for("failed").reason
+        assert reason.startswith(f"{who} (") and says in reason
+        fleet.launcher.wait(5)
+        fleet.assert_nothing_is_left(record.ports())
+
+
+def test_a_suspended_terminal_does_not_freeze_the_launcher(start: Start) -> None:
+    fleet = start("topology=ep1", "gateway.stall_s=1")
+    record = when_ready(fleet)
+    fleet.launcher.send_signal(signal.SIGTSTP)
+    time.sleep(1.5)
+    assert not record.launcher.is_frozen() and fleet.record().state == "ready"
+
+
 def test_a_frozen_head_is_ended_by_the_launcher(start: Start) -> None:
     fleet = start("topology=ep2", "gateway.stall_s=2")
     record = when_ready(fleet)

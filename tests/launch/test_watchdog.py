@@ -73,7 +73,8 @@ def test_a_tray_that_is_silent_is_told_from_its_ranks() -> None:
 def test_who_has_never_spoken_is_found_once_all_are_expected_to() -> None:
     watchdog = Watchdog(5.0)
     watchdog.note(Pulse(rank=0, step=3), 0.0)  # long ago: ready early, it waited for the others
-    watchdog.begin(num_trays=2, world_size=2, now_s=100.0)
+    watchdog.expect_trays(2, 100.0)
+    watchdog.expect_ranks(2, 100.0)
     assert watchdog.verdict(104.0) is None and watchdog.silent_tray(104.0) is None
     for second in range(101, 110):
         watchdog.note(Pulse(rank=0, step=second), float(second))
