@@ -95,7 +95,7 @@ class LocalLauncher:
         return child
 
     def _wait(self, on_tick: Callable[[FleetRecord], None]) -> None:
-        """Until all trays have ended, or one has and the others do not follow, or one is frozen and the head cannot act."""
+        """Until all trays have ended, or one has and the others do not follow, or a frozen one holds up the head."""
         bound_s = self._boot.fleet.gateway.stall_s * BOUND_SHARE
         freezes = [FreezeWatch(tray.id, bound_s) for tray in self._trays]
         while len(self._note_ends()) < len(self._trays):

@@ -1,4 +1,7 @@
-"""The one place that skips: a test whose marker names a thing that this machine lacks, saying which."""
+"""The one place that skips: a test whose marker names a thing that this machine lacks, saying which.
+
+And the options that make some tests longer.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,18 @@ import importlib.util
 import shutil
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Sizes of the tests that are worth running longer by hand than in CI."""
+    parser.addoption("--chaos-rounds", type=int, default=5, help="rounds of tests/fleet/test_chaos.py")
+    parser.addoption("--soak-requests", type=int, default=400, help="requests of tests/fleet/test_soak.py")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `chaos_round` runs once a round."""
+    if "chaos_round" in metafunc.fixturenames:
+        metafunc.parametrize("chaos_round", range(metafunc.config.getoption("chaos_rounds")))
 
 
 def _num_gpus() -> int:

@@ -1,0 +1,111 @@
+"""A fleet of the shipped model as clients and the kernel see it: who is who, what it opened, what it left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from pegahpc.config import compose_fleet
+from pegahpc.launch import claim
+from pegahpc.launch.children import python_module
+from pegahpc.launch.endpoint import Endpoint, address_of
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.prepare import prepare
+from pegahpc.launch.record import FleetRecord, read_record
+from pegahpc.plan import resolve
+from tests.launch.running_fleet import BESIDE_RECORD_AND_LOGS, RunningFleet, until
+
+READY_WITHIN_S = 60.0
+QUESTION, ANSWER = "What is 3 plus 4?", "3 plus 4 is 7."
+
+
+class LiveFleet(RunningFleet):
+    """A detached fleet whose temporary folder is its own, so that every process of it can be found by that."""
+
+    def __init__(self, home: Path, *overrides: str) -> None:
+        self.temp = home / "temp"
+        self.temp.mkdir(exist_ok=True)
+        self.before = _kernel_names()
+        environment = os.environ | {"TMPDIR": str(self.temp)}
+        launcher = subprocess.Popen(python_module("pegahpc.launch.local"), stdin=subprocess.PIPE, env=environment)
+        assert launcher.stdin is not None
+        plan = resolve(compose_fleet([f"fleet.home={home}", "gateway.port=0", *overrides]))
+        with launcher.stdin as stdin:
+            boot = prepare(plan, ProcessId.of(launcher.pid))
+            stdin.write(msgspec.msgpack.encode(boot))
+        super().__init__(boot.folder, launcher)
+
+    def record(self) -> FleetRecord:
+        """The record as the fleet itself left it: nobody tidies up behind it here."""
+        record = read_record(self.folder)
+        assert record is not None
+        return record
+
+    def when_ready(self) -> FleetRecord:
+        """Wait until it serves."""
+        record = self.wait_for("ready", "failed", within_s=READY_WITHIN_S)
+        assert record.state == "ready", record.reason
+        return record
+
+    def address(self) -> tuple[str, str]:
+        """URL that ends in /v1, and key."""
+        return address_of(self.folder, self.record())
+
+    def answers(self) -> str:
+        """What it says to a question with a known answer."""
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"model": "tiny-moe", "messages": messages, "temperature": 0, "max_tokens": 40}
+        return str(Endpoint(*self.address()).chat(body)["choices"][0]["message"]["content"])
+
+    def who(self) -> dict[str, int]:
+        """Pids by the names that people use; of each process the log that it writes to tells."""
+        found = {"launcher": self.launcher.pid}
+        for pid in self.pids():
+            log = Path(_link(pid, "fd/2"))
+            if log.parent == self.folder / "logs":
+                found[log.stem.replace("-", " ")] = pid
+        return found
+
+    def pids(self) -> list[int]:
+        """Every living process with this fleet's temporary folder."""
+        mark = f"TMPDIR={self.temp}".encode()
+        return [pid for pid in psutil.pids() if mark in _environment(pid).split(b"\0")]
+
+    def assert_gone(self, ports: list[tuple[str, str]], by_s: float) -> None:
+        """No process, port, shared memory, socket, temporary file; the name is free. All by that monotonic time."""
+
+        def is_gone() -> bool:
+            self.launcher.poll()  # else it stays as a zombie of this process
+            return not self.pids() and not (_kernel_names() - self.before)
+
+        until(is_gone, max(by_s - time.monotonic(), 0.0))
+        self.assert_ports_closed(ports)
+        assert list(self.temp.iterdir()) == []
+        names = {path.name for path in self.folder.iterdir() if not path.name.startswith(claim.PREFIX)}
+        assert names <= BESIDE_RECORD_AND_LOGS
+        assert claim.holder_of(self.folder) is None
+
+
+def _kernel_names() -> set[str]:
+    """What has a name without being a file of ours: shared memory, and abstract sockets of fabrics."""
+    sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@pegahpc" in line]
+    return {*sockets, *os.listdir("/dev/shm")}
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()  # a zombie's is empty
+    except OSError:
+        return b""
+
+
+def _link(pid: int, name: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/{name}")
+    except OSError:
+        return ""
