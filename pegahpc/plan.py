@@ -83,11 +83,15 @@ def _check_topology(fleet: FleetConfig, spec: ModelSpec) -> None:
 
 
 def _device(fleet: FleetConfig) -> str:
-    has_gpu = Path("/dev/nvidiactl").exists()
+    """A GPU for each rank of this machine, or CPUs for all."""
+    wanted = fleet.topology.world_size  # cluster=local has all trays on one machine
+    num_gpus = len([device for device in Path("/dev").glob("nvidia*") if device.name[6:].isdigit()])
     if fleet.cluster.device == "auto":
-        return "cuda" if has_gpu else "cpu"
-    if fleet.cluster.device == "cuda" and not has_gpu:
-        raise ConfigError("cluster.device: cuda, but this machine has no NVIDIA device; use cpu")
+        return "cuda" if num_gpus >= wanted else "cpu"
+    if fleet.cluster.device == "cuda" and num_gpus < wanted:
+        raise ConfigError(
+            f"cluster.device: {wanted} ranks want a GPU each, this machine has {num_gpus}; use cpu or fewer ranks"
+        )
     return fleet.cluster.device
 
 

@@ -146,7 +146,7 @@ def read_bandwidth() -> float:
 
 def measure(path: Path, rounds: int, say: Callable[[str], None]) -> tuple[list[Row], Plan]:
     """All batch sizes, both sides in turn."""
-    base = ["topology=ep1", f"model.path={path}", "engine.num_threads=1"]
+    base = ["topology=ep1", f"model.path={path}", "engine.num_threads=1", "cluster.device=cpu"]
     plans = [resolve(compose_fleet([*base, f"engine.row_invariant={flag}"])) for flag in ("true", "false")]
     engines = [new_engine(plan) for plan in plans]
     model = load_transformers(path)
@@ -175,7 +175,7 @@ def measure_start(path: Path) -> Start:
     with tempfile.TemporaryDirectory() as home:
         at = ["--home", home, "--json"]
         started = time.perf_counter()
-        override = [f"model.path={path}", "topology=ep4", "gateway.port=0"]
+        override = [f"model.path={path}", "topology=ep4", "gateway.port=0", "cluster.device=cpu"]
         subprocess.run([*command, "up", "--detach", *at, *override], check=True, capture_output=True)
         ready_s = time.perf_counter() - started
         try:
