@@ -54,9 +54,10 @@ class TrayBoot(msgspec.Struct, frozen=True, kw_only=True):
     def context(self, local_rank: int) -> RankContext:
         """Who the tray's rank `local_rank` is."""
         topology, device = self.boot.fleet.topology, self.boot.fleet.cluster.device
+        rank = self.tray * topology.ranks_per_tray + local_rank
         is_one_machine = self.boot.fleet.cluster.kind == "local"  # all trays see the same devices
         return RankContext(
-            rank=self.tray * topology.ranks_per_tray + local_rank,
+            rank=rank,
             world_size=topology.world_size,
             tray=self.tray,
             num_trays=topology.num_trays,
