@@ -9,6 +9,7 @@ Experts are placed contiguously: expert e lives on rank e // (num_experts / worl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +28,28 @@ class ChainView:
 
     has_work: bool  # some rank has work
     is_stopping: bool  # every rank wants to leave
+
+
+class ChainWords:
+    """The words of one step: this rank's, and all ranks' as the step's first exchange brought them."""
+
+    def __init__(self, world_size: int) -> None:
+        self.own = 0
+        self._all = [0] * world_size
+        self._is_first = True
+
+    def begin(self, word: int) -> None:
+        """A step begins."""
+        self.own, self._is_first = word, True
+
+    def hear(self, words: Callable[[], list[int]]) -> None:
+        """An exchange is complete; of the step's first one the words are read."""
+        if self._is_first:
+            self._all, self._is_first = words(), False
+
+    def view(self) -> ChainView:
+        """What they say together."""
+        return ChainView(any(word & HAS_WORK for word in self._all), all(word & STOPPING for word in self._all))
 
 
 @dataclass(frozen=True, kw_only=True)

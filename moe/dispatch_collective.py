@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Indices, Received, Route, group_pairs, sort_pairs
+from pegahpc.moe.dispatch import ChainView, ChainWords, Indices, Received, Route, group_pairs, sort_pairs
 
 
 class Collectives(Protocol):
@@ -52,7 +52,7 @@ class CollectiveDispatcher:
         self.num_exchanges = 0  # collectives so far; a test holds it to a constant a step
         self.exchange_s = 0.0
         self.doorbells: list[int] = []  # nothing wakes a rank that sleeps between steps
-        self._word, self._words, self._is_first = 0, [0] * self._world_size, True
+        self._chain = ChainWords(self._world_size)
 
     @property
     def waiting_for(self) -> str:
@@ -60,10 +60,10 @@ class CollectiveDispatcher:
         return self._collectives.waiting_for
 
     def begin_step(self, word: int) -> None:
-        self._word, self._is_first = word, True
+        self._chain.begin(word)
 
     def chain_view(self) -> ChainView:
-        return ChainView(any(w & HAS_WORK for w in self._words), all(w & STOPPING for w in self._words))
+        return self._chain.view()
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         num_topk = topk_idx_TK.shape[1]
@@ -98,12 +98,11 @@ class CollectiveDispatcher:
     def _exchange_counts(self, sent_WE: Indices) -> Indices:
         """[W, E] pairs to each rank's experts -> [W, E] pairs from each rank; column 0 carries the chain word."""
         header = np.empty((self._world_size, 1 + self.num_local_experts), dtype=np.int64)
-        header[:, 0], header[:, 1:] = self._word, sent_WE
+        header[:, 0], header[:, 1:] = self._chain.own, sent_WE
         started = time.perf_counter()
         answer = self._collectives.exchange_counts(header)
         self._exchanged(started)
-        if self._is_first:
-            self._words, self._is_first = answer[:, 0].tolist(), False
+        self._chain.hear(lambda: answer[:, 0].tolist())
         return answer[:, 1:]
 
     def _exchange_rows(self, rows: torch.Tensor, sent: list[int], arrived: list[int]) -> torch.Tensor:

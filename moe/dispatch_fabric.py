@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from pegahpc.moe.dispatch import (
-    HAS_WORK,
-    STOPPING,
     ChainView,
+    ChainWords,
     Indices,
     Received,
     Route,
@@ -47,7 +46,7 @@ class FabricDispatcher:
         # From the next rank round, so that not all ranks put to rank 0 first.
         self._peers = {rank: peers[rank] for i in range(1, shape.world_size)
                        if (rank := (port.rank + i) % shape.world_size) in peers}  # fmt: skip
-        self._word, self._words, self._is_first = 0, [0] * shape.world_size, True
+        self._chain = ChainWords(shape.world_size)
 
     @classmethod
     def connect(cls, port: FabricPort, addresses: list[str], *, timeout_s: float) -> FabricDispatcher:
@@ -67,10 +66,10 @@ class FabricDispatcher:
         return cls(port, peers, timeout_s=timeout_s)
 
     def begin_step(self, word: int) -> None:
-        self._word, self._is_first = word, True
+        self._chain.begin(word)
 
     def chain_view(self) -> ChainView:
-        return ChainView(any(w & HAS_WORK for w in self._words), all(w & STOPPING for w in self._words))
+        return self._chain.view()
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         num_topk = topk_idx_TK.shape[1]
@@ -80,7 +79,7 @@ class FabricDispatcher:
         parts = torch.split(x_TH.index_select(0, torch.from_numpy(order_Q // num_topk)), sent)
         for rank, peer in self._peers.items():
             window = peer.windows[self._rank]
-            window.header[0], window.header[1:] = self._word, sent_WE[rank]
+            window.header[0], window.header[1:] = self._chain.own, sent_WE[rank]
             window.rows[: sent[rank]] = parts[rank]
             ring(peer.bell_fd)
         self._await_all()
@@ -116,10 +115,10 @@ class FabricDispatcher:
         """[W, E] pairs from each rank for each local expert; reads the chain words of the step's first exchange."""
         arrived_WE = np.stack([sent_WE[self._rank] if rank == self._rank else self._own[rank].header[1:]
                                for rank in range(self._shape.world_size)])  # fmt: skip
-        if self._is_first:
-            self._words = [self._word if rank == self._rank else int(self._own[rank].header[0])
-                           for rank in range(self._shape.world_size)]  # fmt: skip
-            self._is_first = False
+        self._chain.hear(
+            lambda: [self._chain.own if rank == self._rank else int(self._own[rank].header[0])
+                     for rank in range(self._shape.world_size)]
+        )  # fmt: skip
         return arrived_WE
 
     def _await_all(self) -> None:

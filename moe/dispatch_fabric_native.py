@@ -69,11 +69,10 @@ class NativeFabricDispatcher(FabricDispatcher):
         assert num_pairs <= self._shape.max_pairs, "more rows than engine.max_rows_per_step"
         x_at, started = x_TH.data_ptr(), time.perf_counter()
         status = self._dispatch(
-            self._at, x_at, topk_idx_TK.data_ptr(), num_pairs, num_topk, self._word, *self._addresses
+            self._at, x_at, topk_idx_TK.data_ptr(), num_pairs, num_topk, self._chain.own, *self._addresses
         )
         self._check(status, started)
-        if self._is_first:
-            self._words, self._is_first = self._words_W.tolist(), False
+        self._chain.hear(self._words_W.tolist)
         group_sizes: list[int] = self._counts_WE.sum(0).tolist()
         rows_QH = x_TH.new_empty(sum(group_sizes), x_TH.shape[1])
         self._take_rows(self._at, x_at, num_topk, *self._addresses[:3], rows_QH.data_ptr())

@@ -16,6 +16,7 @@ import msgspec
 from pegahpc.engine.admission import refusal
 from pegahpc.engine.outbox import Outbox
 from pegahpc.engine.phase_clock import PhaseClock
+from pegahpc.engine.publisher import Publisher
 from pegahpc.engine.runner import Runner, Sampled
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.engine.sequence import Sequence, Span
@@ -23,22 +24,17 @@ from pegahpc.engine.status import StatusBlock
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Dispatcher
 from pegahpc.page_names import root_name
 from pegahpc.wire.messages import (
-    HEARTBEAT_S,
-    WIRE_VERSION,
     Aborted,
     Attach,
     Draining,
     Failed,
     Finished,
-    KvEvents,
     Load,
     PhaseTimes,
     Rejected,
     RejectReason,
     Request,
-    StepOutputs,
     decode_to_rank,
-    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -93,10 +89,8 @@ class Engine:
         # Pages have names, and can be hit, only with a salt.
         self._named_page_tokens = 0 if prefix_salt is None else scheduler.pool.page_tokens
         self._root = b"" if prefix_salt is None else root_name(prefix_salt)
-        self._clients: set[bytes] = set()
-        self._new_clients: set[bytes] = set()  # attached since the last publish: they get a snapshot
         self.clock = PhaseClock()
-        self._heartbeat_at_s = 0.0
+        self._publisher = Publisher(rank=rank, pool=scheduler.pool, read_times=self.phase_times)
         self._num_non_finite = 0
         self._is_stopping = False
         self._drain_until_s = 0.0
@@ -145,7 +139,7 @@ class Engine:
                 log.warning("wire: dropped a message of %d bytes that is none of ours: %s", len(payload), error)
                 continue
             if isinstance(decoded, Attach):
-                self._attach(client, decoded)
+                self._publisher.attach(client, decoded)
             elif isinstance(decoded, Request):
                 self.submit(client, decoded)
             else:
@@ -173,34 +167,11 @@ class Engine:
             self.outbox.terminal(client, request_id, Aborted())
 
     def publish(self, inbox: Inbox) -> None:
-        """One message for each client that has updates; to all of them when the prefix cache changed or it is time."""
+        """Say what the step did."""
         self.status.phase = "publish"
         self.status.num_running = len(self.scheduler.running)
         self.status.num_waiting = len(self.scheduler.waiting)
-        updates = self.outbox.take()
-        stored, removed = self.scheduler.pool.take_events()
-        now_s = time.monotonic()
-        is_due = now_s >= self._heartbeat_at_s
-        if is_due:
-            self._heartbeat_at_s = now_s + HEARTBEAT_S
-        is_for_all = is_due or bool(stored or removed)
-        targets = self._clients | updates.keys() if is_for_all else updates.keys()
-        if not targets:
-            return
-        load, phases = self.load(), self.phase_times() if is_due else None
-        events = KvEvents(stored=stored, removed=removed) if stored or removed else None
-        for client in targets:
-            is_new = client in self._new_clients
-            outputs = StepOutputs(
-                rank=self.rank,
-                step=self.status.step,
-                load=load,
-                updates=updates.get(client, []),
-                kv_events=KvEvents(stored=self.scheduler.pool.names, is_snapshot=True) if is_new else events,
-                phases=phases,
-            )
-            inbox.send(client, encode(outputs))
-        self._new_clients -= targets
+        self._publisher.publish(inbox, step=self.status.step, load=self.load(), updates=self.outbox.take())
 
     def phase_times(self) -> PhaseTimes:
         """Where the loop's time went since the start."""
@@ -243,14 +214,6 @@ class Engine:
             max_model_len=self._max_model_len,
             cache_tokens=pool.total_pages * pool.page_tokens,
         )
-
-    def _attach(self, client: bytes, attach: Attach) -> None:
-        if attach.version != WIRE_VERSION:
-            log.warning("wire: a client speaks version %d, this rank %d; ignored", attach.version, WIRE_VERSION)
-            return
-        self._clients.add(client)
-        self._new_clients.add(client)
-        self._heartbeat_at_s = 0.0  # answer at once
 
     def _admitted(self, sequence: Sequence) -> None:
         self.runner.admit(sequence)

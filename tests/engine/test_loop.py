@@ -10,7 +10,7 @@ from engines import GREEDY, build, request
 from inboxes import MemoryInbox, turn, turns
 from oracles import save_tiny
 
-from pegahpc.engine import loop
+from pegahpc.engine import loop, publisher
 from pegahpc.engine.loop import Engine
 from pegahpc.moe.dispatch import STOPPING, ChainView
 from pegahpc.wire.messages import (
@@ -61,6 +61,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(publisher, "time", clock)
     return clock
 
 

@@ -24,7 +24,8 @@ GREEDY = Sampling(temperature=0.0)
 def resolved(folder: Path, *overrides: str, ep_size: int = 1) -> FleetConfig:
     """A resolved configuration for a checkpoint folder."""
     given = ["model=checkpoint", f"model.path={folder}", "model.name=test", "model.max_model_len=512",
-             "cluster.device=cpu", "engine.page_tokens=16", "engine.cache_tokens=8192", f"topology=ep{ep_size}"]  # fmt: skip
+             "engine.page_tokens=16", "engine.cache_tokens=8192", "cluster.device=cpu",
+             f"topology=ep{ep_size}"]  # fmt: skip
     return resolve(compose_fleet([*given, *overrides])).fleet
 
 
