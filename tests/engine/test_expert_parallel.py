@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from engines import build, request, run
+from engines import build, record_logits, request, run
 from oracles import SHAPE, save_tiny
 from worlds import Asked, run_world
 
@@ -41,3 +41,19 @@ def test_ranks_with_unequal_work_leave_after_the_same_step_with_a_constant_chain
     engine = build(folder)
     alone = run(engine, [request(n, p, m, Sampling(**s)) for n, p, m, s in shares[0] + shares[1]])
     assert results[0].tokens | results[1].tokens == alone.tokens
+
+
+@pytest.mark.parametrize(
+    ("world_size", "dispatcher"), [(2, "torch"), (2, "fabric"), (4, "fabric"), (2, "fabric-python")]
+)
+def test_a_rows_bits_do_not_depend_on_width_dispatcher_or_what_peers_do(
+    folder: Path, world_size: int, dispatcher: str
+) -> None:
+    """One request on the last rank, beside busy peers, against the same request alone on one rank."""
+    ((name, prompt, num, sampling),) = asked(1, 9)
+    shares = [asked(3, 20 * rank) for rank in range(world_size - 1)] + [[(name, prompt, num, sampling)]]
+    results = run_world(folder, shares, num_experts=8, hidden=SHAPE["hidden_size"], dispatcher=dispatcher)
+    engine = build(folder)
+    alone = record_logits(engine)
+    run(engine, [request(name, prompt, num, Sampling(**sampling))])
+    assert len(alone) == num and results[-1].logits == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -48,6 +49,21 @@ def request(
 ) -> Request:
     """A request as the gateway would send it."""
     return Request(id=name, prompt_tokens=prompt, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop)
+
+
+def record_logits(engine: Engine) -> list[str]:
+    """From now on, a digest of the logits' bytes of each row that is sampled, in order."""
+    digests: list[str] = []
+    decoder = engine.runner.decoder
+    logits_of = decoder.logits
+
+    def recording(hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(hidden)
+        digests.append(blake2b(logits[0].numpy().tobytes()).hexdigest())
+        return logits
+
+    setattr(decoder, "logits", recording)  # noqa: B010 (the type checker forbids the plain form)
+    return digests
 
 
 class Collected:

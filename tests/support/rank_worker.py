@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import CLIENT, context, resolved
+from engines import CLIENT, context, record_logits, resolved
 from torch._C._distributed_c10d import TCPStore
 
 from pegahpc.engine.build import build_engine
@@ -80,7 +80,7 @@ def main() -> None:
     dispatcher = connect(job, job["dispatcher"])
     fleet = resolved(Path(job["folder"]), *job["overrides"], ep_size=world_size)
     engine = build_engine(fleet, context(rank, world_size), dispatcher=dispatcher, progress=lambda stage, done: None)
-    before = dispatcher.num_exchanges
+    before, digests = dispatcher.num_exchanges, record_logits(engine)
     requests = [
         Request(id=name, prompt_tokens=prompt, max_tokens=num, sampling=Sampling(**sampling))
         for name, prompt, num, sampling in job["requests"]
@@ -96,7 +96,7 @@ def main() -> None:
         for update in outputs.updates:
             tokens.setdefault(update.id, []).extend(update.tokens)
     answer = {"tokens": tokens, "steps": steps, "exchanges": dispatcher.num_exchanges - before,
-              "seconds": seconds}  # fmt: skip
+              "seconds": seconds, "logits": digests}  # fmt: skip
     print(json.dumps(answer), flush=True)
     dispatcher.close()
 

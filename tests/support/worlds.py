@@ -22,6 +22,7 @@ class RankResult:
     steps: int
     exchanges: int
     seconds: float  # from the first step to the agreed stop
+    logits: list[str]  # digests of the first sampled row's logits, a step each
 
 
 def run_world(
