@@ -126,15 +126,17 @@ class FabricPort:
         self._listener.close()
 
     def _admit(self, connection: socket.socket) -> int | None:
-        """The caller's rank, or None for a stranger."""
+        """The caller's rank, or None for a stranger; another user's words are not waited for."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            return None
         try:
             hello = connection.recv(HELLO_BYTES, socket.MSG_WAITALL).decode("ascii", "replace")
         except OSError:
             return None
         token, rank = hello[:32], hello[32:].strip()
-        is_ours = uid == os.getuid() and hmac.compare_digest(token.encode(), self._token.encode())
+        is_ours = hmac.compare_digest(token.encode(), self._token.encode())
         return int(rank) if is_ours and rank.isdigit() and int(rank) < self.shape.world_size else None
 
 
