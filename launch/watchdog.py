@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegahpc.launch.messages import Pulse
+from pegahpc.launch.messages import HEARTBEAT_S, Pulse
+
+QUIET_S = 4 * HEARTBEAT_S
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Watchdog:
         A silent rank is frozen. Where all speak and one does not move, the culprit is a rank that waits for nobody.
         """
         silent = [vital for vital in self._vitals.values() if now_s - vital.heard_s > self._bound_s]
+        if any(self._is_quiet(vital.pulse.rank, now_s) for vital in silent):
+            return None  # the tray is to be judged, as soon as its own bound is over
         if silent:
             worst = min(silent, key=lambda vital: vital.heard_s)
             return worst.pulse.rank, f"has been silent for {now_s - worst.heard_s:.1f} s{_last(worst.pulse)}"
@@ -71,6 +75,13 @@ class Watchdog:
         stuck = [vital for vital in self._vitals.values() if now_s - vital.advanced_s > self._bound_s / 2]
         worst = min(stuck, key=lambda vital: (bool(vital.pulse.waiting_for), vital.pulse.step, vital.pulse.exchange))
         return worst.pulse.rank, f"has not moved for {now_s - worst.advanced_s:.1f} s{_last(worst.pulse)}"
+
+    def _is_quiet(self, rank: int, now_s: float) -> bool:
+        """Whether the rank's tray has missed a few heartbeats, so that nothing is known of its ranks."""
+        if not self._trays_heard_s:
+            return False
+        ranks_per_tray = len(self._vitals) // len(self._trays_heard_s)
+        return now_s - self._trays_heard_s[rank // ranks_per_tray] > QUIET_S
 
 
 def _last(pulse: Pulse) -> str:

@@ -18,7 +18,7 @@ from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.prepare import prepare
 from pegahpc.launch.record import FleetRecord, read_record
 from pegahpc.plan import resolve
-from tests.launch.running_fleet import BESIDE_RECORD_AND_LOGS, RunningFleet, until
+from tests.launch.running_fleet import BESIDE_RECORD_AND_LOGS, RunningFleet
 
 READY_WITHIN_S = 60.0
 QUESTION, ANSWER = "What is 3 plus 4?", "3 plus 4 is 7."
@@ -76,19 +76,29 @@ class LiveFleet(RunningFleet):
         mark = f"TMPDIR={self.temp}".encode()
         return [pid for pid in psutil.pids() if mark in _environment(pid).split(b"\0")]
 
+    def _left(self) -> list[str]:
+        self.launcher.poll()  # else it stays as a zombie of this process
+        return [*(_command(pid) for pid in self.pids()), *sorted(_kernel_names() - self.before)]
+
     def assert_gone(self, ports: list[tuple[str, str]], by_s: float) -> None:
         """No process, port, shared memory, socket, temporary file; the name is free. All by that monotonic time."""
-
-        def is_gone() -> bool:
-            self.launcher.poll()  # else it stays as a zombie of this process
-            return not self.pids() and not (_kernel_names() - self.before)
-
-        until(is_gone, max(by_s - time.monotonic(), 0.0))
+        while left := self._left():
+            assert time.monotonic() < by_s, f"left: {', '.join(left)}; record: {self.record().reason!r}"
+            time.sleep(0.02)
         self.assert_ports_closed(ports)
         assert list(self.temp.iterdir()) == []
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(claim.PREFIX)}
         assert names <= BESIDE_RECORD_AND_LOGS
         assert claim.holder_of(self.folder) is None
+
+
+def _command(pid: int) -> str:
+    """`71 (pegahpc.launch.rank, S)`."""
+    try:
+        process = psutil.Process(pid)
+        return f"{pid} ({' '.join(process.cmdline()[2:])}, {process.status()})"
+    except psutil.NoSuchProcess:
+        return f"{pid}"
 
 
 def _kernel_names() -> set[str]:

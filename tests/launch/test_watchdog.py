@@ -80,8 +80,24 @@ def test_who_has_never_spoken_is_found_once_all_are_expected_to() -> None:
         watchdog.note(Pulse(rank=0, step=second), float(second))
         watchdog.note_tray(0, float(second))
     assert watchdog.silent_tray(109.0) == (1, "has been silent for 9.0 s")
+    watchdog.note_tray(1, 109.0)
     verdict = watchdog.verdict(109.0)
     assert verdict is not None and verdict[0] == 1
+
+
+def test_a_rank_of_a_tray_that_is_quiet_is_not_judged_a_moment_before_the_tray() -> None:
+    watchdog = Watchdog(5.0)
+    watchdog.expect_trays(2, 0.0)
+    watchdog.expect_ranks(4, 0.0)
+    for second in range(20):
+        for rank in (0, 1):
+            watchdog.note(Pulse(rank=rank, step=second), float(second))
+        watchdog.note_tray(0, float(second))
+    for rank in (2, 3):
+        watchdog.note(Pulse(rank=rank, step=1, age_s=0.4), 10.0)  # the last words of tray 1
+    watchdog.note_tray(1, 10.0)
+    assert watchdog.silent_tray(14.9) is None and watchdog.verdict(14.9) is None
+    assert watchdog.silent_tray(15.2) == (1, "has been silent for 5.2 s")
 
 
 def test_exchanges_within_one_long_step_are_progress() -> None:
