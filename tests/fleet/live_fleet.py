@@ -78,7 +78,8 @@ class LiveFleet(RunningFleet):
 
     def _left(self) -> list[str]:
         self.launcher.poll()  # else it stays as a zombie of this process
-        return [*(_command(pid) for pid in self.pids()), *sorted(_kernel_names() - self.before)]
+        new = sorted(_kernel_names() - self.before)
+        return [*(_command(pid) for pid in self.pids()), *(name for name in new if not _is_anothers(name))]
 
     def assert_gone(self, ports: list[tuple[str, str]], by_s: float) -> None:
         """No process, port, shared memory, socket, temporary file; the name is free. All by that monotonic time."""
@@ -105,6 +106,24 @@ def _kernel_names() -> set[str]:
     """What has a name without being a file of ours: shared memory, and abstract sockets of fabrics."""
     sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@pegahpc" in line]
     return {*sockets, *os.listdir("/dev/shm")}
+
+
+def _is_anothers(name: str) -> bool:
+    """Whether a living process holds it: when a fleet has no process any more, that is no process of it."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    inodes = [f"socket:[{line.split()[6]}]" for line in lines if line.endswith(f" {name}")]
+    for pid in psutil.pids():
+        files = {_link(pid, f"fd/{fd}") for fd in _files(pid)}
+        if files & {*inodes, f"/dev/shm/{name}"}:
+            return True
+    return False
+
+
+def _files(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return []
 
 
 def _environment(pid: int) -> bytes:
