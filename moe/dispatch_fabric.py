@@ -73,6 +73,7 @@ class FabricDispatcher:
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         num_topk = topk_idx_TK.shape[1]
+        assert topk_idx_TK.numel() <= self._shape.max_pairs, "more rows than engine.max_rows_per_step"
         order_Q, counts_E = sort_pairs(topk_idx_TK, self._shape.world_size * self.num_local_experts)
         sent_WE = counts_E.reshape(self._shape.world_size, -1)
         sent: list[int] = sent_WE.sum(1).tolist()
