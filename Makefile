@@ -1,6 +1,6 @@
 # serve   start the shipped model on this machine (Ctrl-C drains); ARGS="topology=ep2" are Hydra overrides
 # test    what CI runs: check, then all tests that this machine can run
-# bench   the engine beside transformers, memory of a rank, time to ready
+# bench   the engine beside transformers, memory of a rank, time to ready; then ranks together, and a live fleet
 # check   formatting, lint, and both type checkers
 # setup   only make the virtual environment, with the development tools in it
 #
@@ -9,7 +9,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-TORCH ?= $(or $(PEGAHPC_TORCH),torch==2.13.0)
+# Without an NVIDIA device the CPU build and no other: under the plain name the default index has gigabytes of CUDA.
+BUILD := $(if $(or $(wildcard /dev/nvidiactl),$(filter-out x86_64,$(shell uname -m))),,+cpu)
+TORCH ?= $(or $(PEGAHPC_TORCH),torch==2.13.0$(BUILD))
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -42,7 +44,8 @@ format: $(VENV)/.setup
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.setup
-	HF_HUB_OFFLINE=1 $(BIN)/python tools/bench_engine.py $(ARGS)
+	HF_HUB_OFFLINE=1 PYTHONPATH=tools $(BIN)/python tools/bench_engine.py $(ARGS)
+	HF_HUB_OFFLINE=1 PYTHONPATH=tools $(BIN)/python tools/bench_fleet.py $(ARGS)
 
 gpu: $(VENV)/.setup
 	$(BIN)/pytest -m "gpu or multi_gpu" $(ARGS)
@@ -58,7 +61,10 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pegahpc needs Python 3.11 or later: make PYTHON=...")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	grep -v '^torch==' constraints.txt > $(PINS)
-	$(PIP) '$(TORCH)'
+	@echo $(PIP) '$(TORCH)'; $(PIP) '$(TORCH)' || { printf '%s\n' \
+	  "pip found no $(TORCH). The CPU build of torch is not on the default index: add PyTorch's index for CPUs to pip" \
+	  "(pytorch.org, Start locally), or say what to install: make TORCH=torch==2.13.0 takes your index's own build" \
+	  "(with CUDA about 5 GB), make TORCH=/path/to/torch.whl a wheel."; exit 1; }
 	$(PIP) --editable .
 	touch $@
 

@@ -8,15 +8,12 @@ over the bandwidth at which this machine reads as many bytes from memory.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +22,7 @@ import psutil
 import torch
 import transformers
 import typer
+from bench_provenance import provenance
 from rich.console import Console
 from rich.table import Table
 from transformers import DeepseekV3ForCausalLM
@@ -186,22 +184,6 @@ def measure_start(path: Path) -> Start:
     return Start(ready_s, rss / 1e6)
 
 
-def provenance() -> dict[str, object]:
-    """Machine, versions, commit, date."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())  # fmt: skip
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git.stdout.strip(),
-        "cpu": cpu,
-        "cores": psutil.cpu_count(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "load_average": os.getloadavg(),
-    }
-
-
 def main(
     path: Annotated[Path, typer.Option(help="a DeepSeek-V3 checkpoint")] = Path("assets/tiny-moe"),
     rounds: Annotated[int, typer.Option(help="rounds of both sides; the best counts")] = 3,
@@ -218,7 +200,9 @@ def main(
     console.print(f"EP4: ready after {start.ready_s:.1f} s; the largest rank process holds {start.rank_rss_mb:.0f} MB")
     if output is not None:
         figures = {"rows": [asdict(row) | {"speedup": row.speedup} for row in rows], "start": asdict(start)}
-        write_atomically(output, json.dumps(provenance() | figures, indent=1).encode())
+        write_atomically(
+            output, json.dumps(provenance(transformers=transformers.__version__) | figures, indent=1).encode()
+        )
 
 
 def _table(rows: list[Row], plan: Plan) -> Table:
