@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `chaos_round` runs once a round."""
     if "chaos_round" in metafunc.fixturenames:
-        metafunc.parametrize("chaos_round", range(metafunc.config.getoption("chaos_rounds")))
+        metafunc.parametrize("chaos_round", range(int(str(metafunc.config.getoption("chaos_rounds")))))
 
 
 def _num_gpus() -> int:

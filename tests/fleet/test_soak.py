@@ -38,7 +38,7 @@ def fleet(tmp_path: Path) -> Iterator[LiveFleet]:
 def test_all_kinds_of_requests_get_one_end_each_and_leave_nothing(
     fleet: LiveFleet, pytestconfig: pytest.Config
 ) -> None:
-    count = int(pytestconfig.getoption("soak_requests"))
+    count = int(str(pytestconfig.getoption("soak_requests")))
     url, key = fleet.address()
     assert set(answered(url, key, asks(150, 1, left_share=0.2, impossible_share=0.05))) != {200}  # warms everything up
     until(lambda: is_idle(url, key))
