@@ -114,7 +114,7 @@ def latent_rows_native(
     cache_YD: torch.Tensor,
     row_idx_T: torch.Tensor,
 ) -> torch.Tensor:
-    q_TNX = q_TNX.contiguous()
+    q_TNX, absorbed_NTC = q_TNX.contiguous(), absorbed_NTC.contiguous()
     num_heads, num_rows, latent = absorbed_NTC.shape
     rotary = cis_TR.shape[1]
     out_TND = q_TNX.new_empty(num_rows, num_heads, latent + rotary)

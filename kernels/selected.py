@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pegahpc.kernels.grouped_swiglu
 import pegahpc.kernels.latent_attention
 import pegahpc.kernels.latent_rows
+import pegahpc.kernels.matmul_heads
 import pegahpc.kernels.matmul_rows
 import pegahpc.kernels.native_ops
 import pegahpc.kernels.rms_norm
@@ -27,6 +28,7 @@ class Kernels:
     grouped_swiglu: Kernel
     latent_attention: Kernel
     latent_rows: Kernel
+    matmul_heads: Kernel
     matmul_rows: Kernel
     rms_norm: Kernel
     route_tokens: Kernel

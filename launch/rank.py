@@ -97,9 +97,10 @@ def _connect(link: RankLink, port: FabricPort | None, slabs: list[str]) -> Dispa
     from pegahpc.moe.collectives_torch import TorchCollectives
     from pegahpc.moe.dispatch_collective import CollectiveDispatcher
 
-    timeout_s = fleet.fleet.rendezvous_timeout_s
-    store = share_store(link, timeout_s)
-    collectives = TorchCollectives(store, rank=context.rank, world_size=context.world_size, timeout_s=timeout_s)
+    store = share_store(link, fleet.fleet.rendezvous_timeout_s)
+    collectives = TorchCollectives(  # its bound holds for every exchange, the first of which waits for the slowest load
+        store, rank=context.rank, world_size=context.world_size, timeout_s=fleet.fleet.ready_timeout_s
+    )
     return CollectiveDispatcher(collectives, num_experts=num_experts)
 
 

@@ -73,10 +73,10 @@ class LatentAttention:
         shape, weights, kernels = self.shape, self.weights, self.kernels
         q_TNX, latent_TC, k_pe_TR = self._project(x_TH)
         q_nope_NTP = q_TNX[..., : shape.qk_nope_head_dim].transpose(0, 1)
-        absorbed_NTC = torch.bmm(q_nope_NTP, weights.w_uk_NPC)
+        absorbed_NTC = kernels.matmul_heads(q_nope_NTP, weights.w_uk_NPC)
         q_TND = kernels.latent_rows(q_TNX, absorbed_NTC, latent_TC, k_pe_TR, step.cis_TR, cache.rows_YD, step.row_idx_T)
         out_TNC = self._attend(q_TND, step, cache)
-        values_NTV = torch.bmm(out_TNC.transpose(0, 1), weights.w_uv_NCV)
+        values_NTV = kernels.matmul_heads(out_TNC.transpose(0, 1), weights.w_uv_NCV)
         out: torch.Tensor = kernels.matmul_rows(values_NTV.transpose(0, 1).flatten(1), weights.o_proj)
         return out
 

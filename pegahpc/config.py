@@ -115,6 +115,7 @@ class BackendsConfig:
     grouped_swiglu: str = "auto"
     latent_attention: str = "auto"
     latent_rows: str = "auto"
+    matmul_heads: str = "auto"
     matmul_rows: str = "auto"
     rms_norm: str = "auto"
     route_tokens: str = "auto"

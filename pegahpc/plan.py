@@ -16,7 +16,7 @@ from pegahpc.checkpoint.manifest import TensorSpec, check
 from pegahpc.config import ConfigError, EngineConfig, FleetConfig
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.models.lines import probe, read_config
-from pegahpc.models.spec import ModelSpec
+from pegahpc.models.spec import ModelSpec, MoEFFN
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32_PARTS = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias")  # the router stays float32
@@ -39,6 +39,7 @@ class Plan:
     page_stride_bytes: int
     cache_bytes_per_token: int
     cache_bytes: int  # of one rank
+    slab_bytes: int  # of one rank: where peers put rows (dispatcher fabric)
     device_bytes: int  # memory of a device (GPU), or of this machine for all ranks on it (CPU)
     fingerprint: str
 
@@ -139,6 +140,7 @@ def _plan(fleet: FleetConfig, spec: ModelSpec, wanted: list[TensorSpec]) -> Plan
         page_stride_bytes=stride,
         cache_bytes_per_token=spec.num_layers * row_bytes,
         cache_bytes=num_pages * stride,
+        slab_bytes=_slab_bytes(fleet, spec, item),
         device_bytes=_device_bytes(fleet),
         fingerprint=_fingerprint(fleet, wanted),
     )
@@ -149,6 +151,15 @@ def _bytes_kept(tensor: TensorSpec, spec: ModelSpec, num_local: int, item: int) 
     return size * num_local // spec.num_experts if tensor.is_stack else size
 
 
+def _slab_bytes(fleet: FleetConfig, spec: ModelSpec, item: int) -> int:
+    """Two windows a peer, of all rows that a step may send it; headers left out."""
+    if fleet.engine.dispatcher != "fabric":
+        return 0
+    num_topk = max(ffn.router.num_topk for ffn in spec.ffns if isinstance(ffn, MoEFFN))
+    pairs = fleet.engine.max_rows_per_step * num_topk
+    return fleet.topology.world_size * 2 * pairs * spec.hidden_size * item
+
+
 def _device_bytes(fleet: FleetConfig) -> int:
     """The machine's memory on the CPU; 0 on a GPU, whose memory the preflight reads."""
     return psutil.virtual_memory().total if fleet.cluster.device == "cpu" else 0
@@ -156,11 +167,11 @@ def _device_bytes(fleet: FleetConfig) -> int:
 
 def _check_memory(plan: Plan) -> None:
     ranks = plan.fleet.topology.world_size
-    needed = ranks * (plan.weights_bytes + plan.cache_bytes)
+    needed = ranks * (plan.weights_bytes + plan.cache_bytes + plan.slab_bytes)
     if plan.device_bytes and needed > plan.device_bytes:
         raise ConfigError(
-            f"engine.cache_tokens: {ranks} ranks need {needed / 2**30:.1f} GiB for weights and cache, this machine"
-            f" has {plan.device_bytes / 2**30:.1f} GiB; lower engine.cache_tokens or use fewer ranks"
+            f"engine.cache_tokens: {ranks} ranks need {needed / 2**30:.1f} GiB for weights, cache and slabs, the machine"
+            f" has {plan.device_bytes / 2**30:.1f} GiB; lower it or engine.max_rows_per_step, or use fewer ranks"
         )
 
 
@@ -179,6 +190,7 @@ def _source_hash() -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parent
     for part in (package, *(path for path in sorted(package.iterdir()) if path.is_dir())):
-        for file in sorted(part.glob("*.py" if part == package else "**/*.py")):
-            digest.update(file.read_bytes())
+        for pattern in ("*.py",) if part == package else ("**/*.py", "**/*.c"):
+            for file in sorted(part.glob(pattern)):
+                digest.update(file.read_bytes())
     return digest.digest()

@@ -139,17 +139,17 @@ def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(folder, ep_size=2)
-    needed = 2 * (plan.weights_bytes + plan.cache_bytes)
+    needed = 2 * (plan.weights_bytes + plan.cache_bytes + plan.slab_bytes)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=needed))
     assert plan_of(folder, ep_size=2).device_bytes == needed
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=needed - 1))
-    assert refusal_of(folder, ep_size=2).startswith("engine.cache_tokens: 2 ranks need 0.0 GiB for weights and cache")
+    assert refusal_of(folder, ep_size=2).startswith("engine.cache_tokens: 2 ranks need 0.0 GiB for weights, cache")
 
 
 def test_a_cache_without_bounds_is_refused(folder: Path) -> None:
     message = refusal_of(folder, "engine.cache_tokens=100000000000")
-    assert message.startswith("engine.cache_tokens: 1 ranks need 35762.8 GiB for weights and cache, this machine has ")
-    assert "lower engine.cache_tokens or use fewer ranks" in message
+    assert message.startswith("engine.cache_tokens: 1 ranks need 35762.8 GiB for weights, cache and slabs, the machine")
+    assert "lower it or engine.max_rows_per_step, or use fewer ranks" in message
 
 
 def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
@@ -190,3 +190,9 @@ def test_the_fingerprint_changes_with_the_models_own_configuration(folder: Path,
     assert plan_of(changed(folder, place)).fingerprint == first
     shutil.rmtree(place)
     assert plan_of(changed(folder, place, routed_scaling_factor=2.0)).fingerprint != first
+
+
+def test_slabs_of_the_fabric_are_counted(folder: Path) -> None:
+    """Three experts a row, hidden 64, float32: a window of 128 * 3 rows each way and peer."""
+    assert plan_of(folder, "topology=ep4").slab_bytes == 4 * 2 * 128 * 3 * 64 * 4
+    assert plan_of(folder, "topology=ep1").slab_bytes == 0

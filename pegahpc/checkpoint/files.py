@@ -66,9 +66,13 @@ def _placement(folder: Path) -> dict[str, Path]:
         return {"": folder / SINGLE}
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
-        return {str(name): folder / str(file) for name, file in weight_map.items()}
+        placed = {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CheckpointError(f"{index}: is no safetensors index ({error!r})") from None
+    outside = next((file for file in placed.values() if Path(file).name != file), None)
+    if outside is not None:
+        raise CheckpointError(f"{index}: names the file {outside!r}, which is not one of its own folder")
+    return {name: folder / file for name, file in placed.items()}
 
 
 def _header(file: Path) -> dict[str, TensorInfo]:

@@ -63,6 +63,7 @@ def check(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[TensorSpec
     Raises:
         CheckpointError: tensors that are missing, of another shape or type, or that this line does not know.
     """
+    _check_counts(spec, len(tensors))
     expected = manifest(spec, tensors)
     found = [fault for wanted in expected for fault in _faults_of(wanted, tensors.get(wanted.name))]
     known = {wanted.name for wanted in expected}
@@ -71,6 +72,16 @@ def check(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[TensorSpec
     if found:
         raise faults(found)
     return expected
+
+
+def _check_counts(spec: ModelSpec, num_tensors: int) -> None:
+    """Refuse a config.json that asks for far more than there is, before a list of it all is made."""
+    num_moe = sum(isinstance(ffn, MoEFFN) for ffn in spec.ffns)
+    fewest = 6 * spec.num_layers + 2 * num_moe
+    most = fewest + 20 * spec.num_layers + 3 * num_moe * spec.num_experts
+    if fewest > num_tensors or (most > 10 * num_tensors + 100_000):
+        raise faults([f"config.json says {spec.num_layers} layers and {spec.num_experts} experts;"
+                      f" the checkpoint has only {num_tensors} tensors"])  # fmt: skip
 
 
 def _faults_of(wanted: TensorSpec, info: TensorInfo | None) -> Iterator[str]:

@@ -107,7 +107,7 @@ def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: t
     backends = asdict(fleet.engine.backends)
     if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
         log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
-        tiles = {op: "torch" for op in ("matmul_rows", "grouped_swiglu") if backends[op] == "auto"}
+        tiles = {op: "torch" for op in ("matmul_rows", "matmul_heads", "grouped_swiglu") if backends[op] == "auto"}
         backends |= tiles
     place = Place(device=device, dtype=dtype, row_invariant=row_invariant, num_threads=fleet.engine.num_threads or 1)
     try:

@@ -11,6 +11,7 @@ from pegahpc.models.spec import FFN, DenseFFN, ModelSpec, MoEFFN, Rope, Yarn
 from pegahpc.moe.shape import RouterShape
 
 MODEL_TYPES = ("deepseek_v3", "kimi_k2")
+MAX_LAYERS = 10_000  # a list of them is made; no model comes near
 LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm keep this whatever rms_norm_eps says (official class)
 
 
@@ -86,6 +87,8 @@ def _ffns(fields: Fields, router: RouterShape) -> tuple[FFN, ...]:
     moe = MoEFFN(router=router, intermediate_size=width, shared_intermediate_size=num_shared * width)
     num_dense = fields.take("first_k_dense_replace", int, 0)
     num_layers = fields.take("num_hidden_layers", int)
+    if num_layers > MAX_LAYERS:
+        raise UnsupportedModel(f"config.json: num_hidden_layers is {num_layers}, above {MAX_LAYERS}")
     return tuple(dense if layer < num_dense else moe for layer in range(num_layers))
 
 

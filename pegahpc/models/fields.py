@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Fields:
             return kind(value)
         if type(value) is not kind:
             raise UnsupportedModel(f"{self._where}: {name} is {value!r}, not of type {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UnsupportedModel(f"{self._where}: {name} is {value}, not a finite number")
         if isinstance(value, int) and value < 0:
             raise UnsupportedModel(f"{self._where}: {name} is {value}, below 0")
         return value

@@ -7,6 +7,7 @@ monitor logs each refusal.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -127,6 +128,7 @@ class RankSocket:
 def connect_to_rank(context: zmq.asyncio.Context, endpoint: str, secret: FleetSecret) -> zmq.asyncio.Socket:
     """A client's end of one rank's wire, for asyncio: `await send(bytes)`, `await recv()`."""
     socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(8))  # kept over reconnects: an Abort still finds its request
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.SNDHWM, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tensor_files import Checkpoint, load
 
 from pegahpc.checkpoint.files import CheckpointError
+from pegahpc.models.fields import UnsupportedModel
 
 NORM = "model.layers.2.input_layernorm.weight"
 
@@ -156,3 +158,27 @@ def test_a_weight_that_is_not_finite_is_named_with_its_file(checkpoint: Checkpoi
     checkpoint.tensors[name].view(-1)[-1] = value
     checkpoint.sharded()
     assert fault_of(checkpoint) == f"{name}: holds values that are not finite ({shard_of(checkpoint, name)})"
+
+
+def test_a_config_that_asks_for_far_more_than_there_is_is_refused_before_a_list_of_it_is_made(
+    checkpoint: Checkpoint,
+) -> None:
+    checkpoint.single()
+    config = json.loads((checkpoint.folder / "config.json").read_text())
+    for change in ({"num_hidden_layers": 9_000}, {"n_routed_experts": 10_000_000, "n_group": 1, "topk_group": 1}):
+        (checkpoint.folder / "config.json").write_text(json.dumps(config | change))
+        assert re.search(
+            r"config.json says .* layers and .* experts; the checkpoint has only \d+ tensors", fault_of(checkpoint)
+        )
+    (checkpoint.folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers is 1000000000, above 10000"):
+        load(checkpoint.folder)
+
+
+def test_an_index_that_leads_out_of_its_folder_is_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.sharded()
+    index = checkpoint.folder / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    document["weight_map"][NORM] = "../../etc/passwd"
+    index.write_text(json.dumps(document))
+    assert "names the file '../../etc/passwd', which is not one of its own folder" in fault_of(checkpoint)

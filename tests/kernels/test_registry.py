@@ -41,7 +41,7 @@ def test_the_compiled_kernels_serve_float32_on_one_cpu_thread_only() -> None:
     if native.library() is None:
         pytest.skip("needs a C compiler")
     places = (BFLOAT16, Place(device=torch.device("cpu"), num_threads=2), Place(device=torch.device("cuda:0")))
-    for op in ops():
+    for op in set(ops()) - {"matmul_heads"}:  # whose library call is the fast one
         assert "native" in backends_of(op, CPU)
         assert all("native" not in backends_of(op, place) for place in places)
 
