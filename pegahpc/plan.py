@@ -170,8 +170,8 @@ def _check_memory(plan: Plan) -> None:
     needed = ranks * (plan.weights_bytes + plan.cache_bytes + plan.slab_bytes)
     if plan.device_bytes and needed > plan.device_bytes:
         raise ConfigError(
-            f"engine.cache_tokens: {ranks} ranks need {needed / 2**30:.1f} GiB for weights, cache and slabs, the machine"
-            f" has {plan.device_bytes / 2**30:.1f} GiB; lower it or engine.max_rows_per_step, or use fewer ranks"
+            f"engine.cache_tokens: {ranks} ranks need {needed / 2**30:.1f} GiB for weights, cache and slabs, the"
+            f" machine has {plan.device_bytes / 2**30:.1f} GiB; lower it or engine.max_rows_per_step, or use fewer ranks"
         )
 
 
