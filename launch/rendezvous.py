@@ -1,6 +1,7 @@
 """The head's server: it collects hellos until the slices tile the world, and keeps each tray's connection.
 
-A stranger costs one connection, one frame and a few seconds at most; it is logged and stalls nobody.
+A stranger costs one connection, one frame and a few seconds at most; it is logged and stalls nobody. When there are
+too many, the one that has been silent longest goes: a tray says hello at once.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
 from pegahpc.launch.frames import NONCE_BYTES, FrameError, FrameStream, SignedStream
+from pegahpc.launch.journal import RareWarning
 from pegahpc.launch.messages import (
     PROTOCOL_VERSION,
     HeadToTray,
@@ -61,7 +63,8 @@ class Rendezvous:
         self.hellos: dict[int, Hello] = {}
         self._streams: dict[int, SignedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_strangers = 0
+        self._strangers: dict[asyncio.Task[None], str] = {}  # whose hello is awaited, the oldest first
+        self._warn_of_stranger = RareWarning(log)
         self._refusals: list[str] = []
         self._has_changed = asyncio.Event()
 
@@ -130,10 +133,7 @@ class Rendezvous:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
         try:
-            if self._num_strangers < MAX_STRANGERS:
-                stream = await self._converse(reader, writer)
-            else:
-                log.warning("rendezvous: closed %s: %d others have not said hello yet", peer(writer), MAX_STRANGERS)
+            stream = await self._converse(reader, writer)
         finally:
             await stream.close()
 
@@ -142,20 +142,34 @@ class Rendezvous:
         nonce = secrets.token_bytes(NONCE_BYTES)
         FrameStream(reader, writer).send(nonce)
         stream = SignedStream(reader, writer, secret=self._secret, nonce=nonce, is_head=True)
-        self._num_strangers += 1
         try:
-            first = await self._first_word(stream)
+            with self._as_stranger(peer(writer)):
+                first = await self._first_word(stream)
         except (FrameError, TimeoutError) as error:
-            log.warning("rendezvous: closed %s: %s", peer(writer), str(error) or "no hello in time")
+            self._warn_of_stranger("rendezvous: closed %s: %s", peer(writer), str(error) or "no hello in time")
             writer.transport.abort()
             return stream
-        finally:
-            self._num_strangers -= 1
         if isinstance(first, Loss):
             self._on_message(-1, first)
         elif isinstance(first, Hello):
             await self._serve(first, stream)
         return stream
+
+    @contextmanager
+    def _as_stranger(self, who: str) -> Iterator[None]:
+        """Take a stranger's place, from the oldest if there is none left."""
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest, name = next(iter(self._strangers.items()))
+            del self._strangers[oldest]
+            oldest.cancel()
+            self._warn_of_stranger("rendezvous: closed %s: no hello yet, and %d others came after", name, MAX_STRANGERS)
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers[task] = who
+        try:
+            yield
+        finally:
+            self._strangers.pop(task, None)
 
     async def _first_word(self, stream: SignedStream) -> TrayToHead | None:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

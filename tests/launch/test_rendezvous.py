@@ -199,11 +199,27 @@ async def test_no_more_than_a_bounded_number_of_strangers_is_served(monkeypatch:
     monkeypatch.setattr(rendezvous_module, "MAX_STRANGERS", 3)
     async with opened() as head:
         held = [await connect(head) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", head.port)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-        for stranger in held:
+        tray = await join(head, hello(0))  # takes the place of the first for a moment
+        assert await is_closed(held[0])
+        assert set(head.server.hellos) == {0}
+        later = await connect(head)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(held[1].receive(), 0.2)
+        for stranger in [*held, later, tray]:
             await stranger.close()
+
+
+async def test_a_flood_of_strangers_keeps_no_tray_out_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(num_trays=1) as head:
+        strangers = [await asyncio.open_connection("127.0.0.1", head.port) for _ in range(300)]
+        tray = await join(head, hello(0, world_size=2))
+        assert len(await head.server.gather(1.0)) == 2
+        strangers += [await asyncio.open_connection("127.0.0.1", head.port) for _ in range(300)]
+        assert set(head.server.hellos) == {0} and head.gone == []
+        for _, writer in strangers:
+            writer.close()
+        await tray.close()
+    assert len(caplog.messages) <= 20
 
 
 async def test_strangers_that_announce_a_megabyte_do_not_grow_memory() -> None:
