@@ -169,9 +169,10 @@ def _check_memory(plan: Plan) -> None:
     ranks = plan.fleet.topology.world_size
     needed = ranks * (plan.weights_bytes + plan.cache_bytes + plan.slab_bytes)
     if plan.device_bytes and needed > plan.device_bytes:
+        need, have = f"{needed / 2**30:.1f} GiB", f"{plan.device_bytes / 2**30:.1f} GiB"
         raise ConfigError(
-            f"engine.cache_tokens: {ranks} ranks need {needed / 2**30:.1f} GiB for weights, cache and slabs, the"
-            f" machine has {plan.device_bytes / 2**30:.1f} GiB; lower it or engine.max_rows_per_step, or use fewer ranks"
+            f"engine.cache_tokens: {ranks} ranks need {need} for weights, cache and slabs, the machine has {have};"
+            " lower it or engine.max_rows_per_step, or use fewer ranks"
         )
 
 
