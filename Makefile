@@ -63,7 +63,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	grep -v '^torch==' constraints.txt > $(PINS)
 	@echo $(PIP) '$(TORCH)'; $(PIP) '$(TORCH)' || { printf '%s\n' \
 	  "pip found no $(TORCH). The CPU build of torch is not on the default index: add PyTorch's index for CPUs to pip" \
-	  "(pytorch.org, Start locally), or say what to install: make TORCH=torch==2.13.0 takes your index's own build" \
+	  "(its page Start Locally says how), or say what to install: make TORCH=torch==2.13.0 takes your index's own build" \
 	  "(with CUDA about 5 GB), make TORCH=/path/to/torch.whl a wheel."; exit 1; }
 	$(PIP) --editable .
 	touch $@
