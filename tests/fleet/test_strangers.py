@@ -24,7 +24,7 @@ from tests.fleet.strangers import Strangers
 
 pytestmark = pytest.mark.slow
 
-NUM_QUESTIONS = 30
+NUM_QUESTIONS = 10
 A_SECOND = 200
 
 
@@ -74,7 +74,7 @@ def test_every_question_is_answered_while_strangers_knock_at_every_port(fleet: L
     with Strangers(known(fleet), a_second=A_SECOND) as strangers:
         began_s = time.monotonic()
         besieged_s = ask(fleet)
-        while time.monotonic() - began_s < 5:
+        while time.monotonic() - began_s < 3:
             besieged_s = ask(fleet)
         num_came, took_s = strangers.num_came, time.monotonic() - began_s
     print(
