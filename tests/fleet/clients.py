@@ -18,6 +18,7 @@ class Outcome(NamedTuple):
     """One request's end."""
 
     began_s: float
+    ended_s: float
     ending: Ending
     said: str
 
@@ -50,7 +51,8 @@ class Clients:
             body = {"model": "tiny-moe", "prompt": prompt[: draw.randrange(2, 80)], "ignore_eos": True,
                     "max_tokens": draw.randrange(1, 60), "stream": draw.random() < 0.5}  # fmt: skip
             began_s = time.monotonic()
-            outcome = Outcome(began_s, *self._ask(body))
+            ending, said = self._ask(body)
+            outcome = Outcome(began_s, time.monotonic(), ending, said)
             self.outcomes.append(outcome)
             if outcome.ending != "done":
                 self._is_over.wait(0.05)

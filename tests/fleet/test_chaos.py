@@ -95,7 +95,7 @@ def strike(fleet: LiveFleet, plan: Round, draw: random.Random) -> float:
 
 def check(outcomes: list[Outcome], plan: Round, struck_s: float) -> None:
     """While the gateway lives, nobody who asked before the signal is left without an end in words."""
-    assert all(outcome.ending == "done" for outcome in outcomes if outcome.began_s < struck_s - 3), outcomes
+    assert all(outcome.ending == "done" for outcome in outcomes if outcome.ended_s < struck_s), outcomes
     if plan.kind in ("rank", "tray 1"):
         assert not [outcome for outcome in outcomes if outcome.ending == "broken" and outcome.began_s < struck_s]
         assert [outcome for outcome in outcomes if outcome.ending == "told"]
