@@ -65,21 +65,3 @@ class TrayBoot(msgspec.Struct, frozen=True, kw_only=True):
             device=device if device == "cpu" else f"{device}:{rank if is_one_machine else local_rank}",
             bind_host=self.boot.bind_host,
         )
-
-
-class GatewayBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway serves."""
-
-    fleet: FleetConfig
-    endpoints: list[str]  # the ranks' request ports, in order
-    secret_path: str
-    host: str
-    port: int
-    server_name: str
-
-
-class Listening(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="listening"):
-    """The gateway's one line on standard output: its port is bound and serves."""
-
-    host: str
-    port: int

@@ -8,7 +8,8 @@ import signal
 
 import msgspec
 
-from pegahpc.launch.boot import FleetBoot, GatewayBoot, Listening
+from pegahpc.gateway.boot import GatewayBoot, Listening
+from pegahpc.launch.boot import FleetBoot
 from pegahpc.launch.children import Child, Program, clean_environment, has_ended, last_line
 from pegahpc.launch.journal import log_path
 
@@ -32,7 +33,6 @@ class GatewayChild:
             secret_path=str(boot.secret_path),
             host=fleet.gateway.host or boot.bind_host,
             port=fleet.gateway.port,
-            server_name=fleet.fleet.name,
         )
         environment = clean_environment(os.environ, num_threads=1, interface=fleet.cluster.interface)
         program = Program("gateway", boot.programs.gateway, environment, log_path(boot.folder, "gateway"))

@@ -1,4 +1,4 @@
-"""Logs whose lines begin with the time, so that they can be merged, and the fleet's event log."""
+"""Where the processes of a fleet log, and its event log."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from pathlib import Path
 import msgspec
 
 log = logging.getLogger(__name__)
-
-LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-TIME = "%Y-%m-%dT%H:%M:%S"
-
-
-def configure_logging() -> None:
-    """Log to standard error, which is this process's file under logs/."""
-    logging.basicConfig(level=logging.INFO, format=LINE, datefmt=TIME, force=True)
 
 
 class RareWarning:

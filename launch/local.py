@@ -20,8 +20,9 @@ from pegahpc.launch.children import Child, Program, adopt_orphans, clean_environ
 from pegahpc.launch.fleets import kill_survivors
 from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
 from pegahpc.launch.identity import ProcessId
-from pegahpc.launch.journal import add_event, configure_logging, log_path
+from pegahpc.launch.journal import add_event, log_path
 from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, write_record
+from pegahpc.log_lines import configure_logging
 
 log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 

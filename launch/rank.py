@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from pegahpc.checkpoint.files import CheckpointError
 from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId
-from pegahpc.launch.journal import configure_logging
 from pegahpc.launch.messages import CONSEQUENCE, ERROR, REFUSAL, Pulse, RankBoot, RankRecord
 from pegahpc.launch.rank_link import RankLink
+from pegahpc.log_lines import configure_logging
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.sockets import RankSocket

@@ -21,7 +21,6 @@ from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
 from pegahpc.launch.head import Head
 from pegahpc.launch.head_link import HeadLink
 from pegahpc.launch.identity import ProcessId, boot_id
-from pegahpc.launch.journal import configure_logging
 from pegahpc.launch.messages import (
     DEATH,
     ERROR,
@@ -42,6 +41,7 @@ from pegahpc.launch.messages import (
 )
 from pegahpc.launch.rank_slot import RankSlot
 from pegahpc.launch.record import read_record
+from pegahpc.log_lines import configure_logging
 
 log = logging.getLogger("pegahpc.launch.tray")  # __name__ is __main__ here
 

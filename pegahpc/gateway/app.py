@@ -13,7 +13,7 @@ from pegahpc.config import FleetConfig
 from pegahpc.gateway.admission import Gate
 from pegahpc.gateway.appkeys import API_KEY, ENGINES, FLEET, GATE, METRICS, MODEL, TOKENIZER_POOL
 from pegahpc.gateway.engines import Engines
-from pegahpc.gateway.errors import FLEET_ENDED, ApiError
+from pegahpc.gateway.errors import FLEET_ENDED, ApiError, shorten
 from pegahpc.gateway.generate import chat_completions, completions
 from pegahpc.gateway.health import health
 from pegahpc.gateway.metrics import GatewayMetrics
@@ -107,7 +107,7 @@ async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}."""
     name = request.match_info["model"]
     if name != request.app[MODEL].name:
-        raise ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")
+        raise ApiError(404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found")
     return _json(_card(request.app[MODEL]))
 
 

@@ -18,6 +18,8 @@ from pegahpc.wire.messages import (
 )
 
 RETRY_AFTER_S = 1
+MAX_ECHO_CHARS = 200  # of a client's own words
+MAX_MESSAGE_CHARS = 2000  # of anything, a chat template's words included
 FLEET_ENDED = "The fleet has ended: one of its processes failed."
 
 
@@ -52,15 +54,21 @@ class ApiError(Exception):
         self.status = status
         self.retry_after_s = retry_after_s
         kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-        self.body = ErrorBody(message=message, type=kind, param=param, code=code)
+        self.body = ErrorBody(message=shorten(message, MAX_MESSAGE_CHARS), type=kind, param=param, code=code)
 
     def encode(self) -> bytes:
         """The JSON document of a response, and of the event that ends a broken stream."""
         return msgspec.json.encode({"error": self.body})
 
 
+def shorten(text: str, limit: int = MAX_ECHO_CHARS) -> str:
+    """The text, cut where it is longer: what a client sends does not come back whole."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 def refused_field(param: str | None, message: str) -> ApiError:
     """400 for a field that is wrong or that this fleet does not honour; the message starts with its name."""
+    param = shorten(param) if param else param
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code="invalid_value")
 
 

@@ -15,35 +15,25 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from pegahpc.config import ConfigError, FleetConfig
+from pegahpc.config import ConfigError
 from pegahpc.gateway.app import drain, farewell, make_app
 from pegahpc.gateway.appkeys import ENGINES
+from pegahpc.gateway.boot import GatewayBoot, Listening
+from pegahpc.gateway.connections import Door
 from pegahpc.gateway.rank_link import AttachError
+from pegahpc.log_lines import configure_logging
 from pegahpc.wire.keys import FleetSecret
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pegahpc.gateway")  # __name__ is __main__ here
 
-BACKLOG = 4096
 STUCK_CLIENT_MS = 120_000  # a client that takes no byte for so long is cut off, and its place is free
 CLEANUP_AFTER_FAILURE_S = 0.3  # the launcher kills a gateway that is slower than its patience
-NUM_OWN_FILES = 256  # sockets to ranks, idle connections, logs
+NUM_OWN_FILES = 128  # logs, threads, connections that are being accepted or closed
+NUM_FILES_A_RANK = 8  # its socket, and what libzmq wakes us with
+NUM_IDLE_CONNECTIONS = 1024  # beyond those whose requests have a place: pools of clients, probes, strangers
+MIN_CONNECTIONS = 16
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher says.
-
-    Args:
-        endpoints: the wire endpoint of rank 0, 1, ...
-        host, port: where to listen; port 0 is any free one.
-    """
-
-    fleet: FleetConfig
-    endpoints: list[str]
-    secret_path: str
-    host: str
-    port: int
 
 
 def main() -> int:
@@ -51,15 +41,13 @@ def main() -> int:
 
     Exit status 0: drained; 1: a rank did not answer, or the fleet failed; 2: a setting is wrong.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging()
     try:
-        launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
-        _allow_many_files(launch.fleet.gateway.max_concurrent_requests)
-        with _bind(launch.host, launch.port) as listener:
-            app = make_app(launch.fleet, FleetSecret.load(Path(launch.secret_path)), launch.endpoints)
-            return asyncio.run(_serve(app, listener))
+        boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=GatewayBoot)
+        max_connections = _max_connections(boot)
+        with _bind(boot.host, boot.port) as listener:
+            app = make_app(boot.fleet, FleetSecret.load(Path(boot.secret_path)), boot.endpoints)
+            return asyncio.run(_serve(app, listener, max_connections))
     except (ConfigError, msgspec.MsgspecError, OSError) as error:
         return _end_with(EXIT_CONFIG, error)
     except AttachError as error:
@@ -72,17 +60,23 @@ def _end_with(status: int, error: Exception) -> int:
     return status
 
 
-def _allow_many_files(num_requests: int) -> None:
-    """Every client is an open file: raise the limit as far as it goes, and say when that is too little."""
+def _max_connections(boot: GatewayBoot) -> int:
+    """How many clients may be connected. Each is an open file: raise that limit, and say when it is too low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if most != resource.RLIM_INFINITY and most < num_requests + NUM_OWN_FILES:
+    num_requests = boot.fleet.gateway.max_concurrent_requests
+    wanted = num_requests + NUM_IDLE_CONNECTIONS
+    num_own = NUM_OWN_FILES + NUM_FILES_A_RANK * len(boot.endpoints)
+    if most == resource.RLIM_INFINITY or most >= wanted + num_own:
+        return wanted
+    if most < num_requests + num_own:
         log.warning(
             "%d open files are allowed (ulimit -Hn); gateway.max_concurrent_requests=%d wants %d",
             most,
             num_requests,
-            num_requests + NUM_OWN_FILES,
+            wanted + num_own,
         )
+    return max(most - num_own, MIN_CONNECTIONS)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -110,7 +104,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(app: web.Application, listener: socket.socket) -> int:
+async def _serve(app: web.Application, listener: socket.socket, max_connections: int) -> int:
     """Set up, say so, and serve until told to end; before it listens, a signal just ends it. The exit status."""
     stopping, failing = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -125,10 +119,11 @@ async def _serve(app: web.Application, listener: socket.socket) -> int:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     try:
         if await _set_up(runner, stopping):
-            await web.SockSite(runner, listener, backlog=BACKLOG).start()
-            _announce(listener)
-            await stopping.wait()
-            await _end(app, failing)
+            assert runner.server is not None
+            async with Door(runner.server, listener, max_connections=max_connections):
+                _announce(listener)
+                await stopping.wait()
+                await _end(app, failing)
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLEANUP_AFTER_FAILURE_S if failing.is_set() else None):
@@ -168,8 +163,7 @@ async def _set_up(runner: web.AppRunner, stopping: asyncio.Event) -> bool:
 
 def _announce(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    line = msgspec.json.encode({"event": "listening", "host": host, "port": port})
-    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(Listening(host=host, port=port)) + b"\n")
     sys.stdout.buffer.flush()
     log.info("listening on http://%s:%d", host, port)
 

@@ -12,7 +12,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from pegahpc.gateway.appkeys import API_KEY, METRICS
-from pegahpc.gateway.errors import ApiError
+from pegahpc.gateway.connections import Connection
+from pegahpc.gateway.errors import ApiError, shorten
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 @web.middleware
 async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every path but /health needs the bearer key, those that do not exist included."""
-    if request.path not in OPEN_PATHS:
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given, request.app[API_KEY]):
-            raise ApiError(401, "A valid API key is needed: Authorization: Bearer KEY.", code="invalid_api_key")
+    has_key = _has_key(request)
+    if isinstance(request.protocol, Connection):
+        request.protocol.on_header(has_key=has_key)
+    if not has_key and request.path not in OPEN_PATHS:
+        raise ApiError(401, "A valid API key is needed: Authorization: Bearer KEY.", code="invalid_api_key")
     return await handler(request)
 
 
@@ -50,6 +51,12 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
     """On every response, streams included: the client's own X-Request-Id, or a new one."""
     given = request.headers.get("X-Request-Id", "")
     response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+
+
+def _has_key(request: web.Request) -> bool:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    given = key.strip().encode("utf-8", "surrogateescape")
+    return kind.lower() == "bearer" and hmac.compare_digest(given, request.app[API_KEY])
 
 
 async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -60,7 +67,7 @@ async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return _response(_from_aiohttp(request, error))
     except web.RequestPayloadError as error:
-        return _response(ApiError(400, f"The body cannot be read: {error}", code="invalid_body"))
+        return _response(ApiError(400, f"The body cannot be read: {shorten(str(error))}", code="invalid_body"))
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception:
@@ -70,7 +77,7 @@ async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:
     messages = {
-        404: f"There is no {request.path} here.",
+        404: f"There is no {shorten(request.path)} here.",
         405: f"{request.path} does not take {request.method}.",
         413: "The body is larger than gateway.max_body_bytes.",
     }

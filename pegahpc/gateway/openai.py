@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pegahpc.gateway.errors import ApiError, refused_field
+from pegahpc.gateway.errors import ApiError, refused_field, shorten
 from pegahpc.gateway.no_ops import MESSAGE_NO_OPS, NO_OPS, STREAM_NO_OPS, without_no_ops
 from pegahpc.wire.messages import Sampling
 
@@ -147,7 +147,7 @@ def _read(body: bytes, kind: type[Fields], model: str) -> Fields:
     except msgspec.ValidationError as error:
         raise _named(error) from None
     if fields.model != model:
-        message = f"The model {fields.model!r} does not exist; this fleet serves {model!r}."
+        message = f"The model {shorten(fields.model)!r} does not exist; this fleet serves {model!r}."
         raise ApiError(404, message, param="model", code="model_not_found")
     return fields
 
@@ -179,7 +179,7 @@ def _named(error: msgspec.ValidationError) -> ApiError:
         return refused_field(f"{path}.{missing[1]}".lstrip("."), "is required")
     if unknown := re.search(r"contains unknown field `(.+)`", text):
         return refused_field(f"{path}.{unknown[1]}".lstrip("."), "is not a field that this fleet knows")
-    return refused_field(path or None, text)
+    return refused_field(path or None, shorten(text))
 
 
 def _one_prompt(prompt: str | list[Any]) -> str | list[int]:

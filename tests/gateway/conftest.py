@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 
 from pegahpc.config import FleetConfig, compose_fleet
 from pegahpc.gateway.app import make_app
+from pegahpc.gateway.connections import Door
 from pegahpc.wire.keys import FleetSecret
 from tests.gateway.fake_engine import FakeEngine
 
@@ -73,21 +75,23 @@ def fleet_of() -> Callable[..., FleetConfig]:
 @pytest.fixture
 def serve(fleet_of: Callable[..., FleetConfig]) -> Serve:
     @contextlib.asynccontextmanager
-    async def started(*overrides: str, num_ranks: int = 1) -> AsyncIterator[Served]:
+    async def started(*overrides: str, num_ranks: int = 1, max_connections: int = 1000) -> AsyncIterator[Served]:
         secret = FleetSecret.create()
         engines = [FakeEngine(rank, secret) for rank in range(num_ranks)]
         app = make_app(fleet_of(*overrides), secret, [engine.endpoint for engine in engines])
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            headers = {"Authorization": f"Bearer {secret.api_key}"}
-            async with (
-                aiohttp.ClientSession(headers=headers) as http,
-                openai.AsyncOpenAI(base_url=url + "/v1", api_key=secret.api_key, max_retries=0) as client,
-            ):
-                yield Served(app, runner, engines, url, secret.api_key, http, client)
+            assert runner.server is not None
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                headers = {"Authorization": f"Bearer {secret.api_key}"}
+                async with (
+                    Door(runner.server, listener, max_connections=max_connections),
+                    aiohttp.ClientSession(headers=headers) as http,
+                    openai.AsyncOpenAI(base_url=url + "/v1", api_key=secret.api_key, max_retries=0) as client,
+                ):
+                    yield Served(app, runner, engines, url, secret.api_key, http, client)
         finally:
             await runner.cleanup()
             for engine in engines:

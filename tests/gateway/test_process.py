@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,11 +27,13 @@ from tests.gateway.fake_engine import FakeEngine, updates_for
 class Gateway:
     """One gateway process under test."""
 
-    def __init__(self, document: dict[str, object]) -> None:
+    def __init__(self, document: dict[str, object], *, num_files: int | None = None) -> None:
         command = [sys.executable, "-P", "-m", "pegahpc.gateway.main"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
         assert self.process.stdin is not None
+        if num_files is not None:  # it reads its document first
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (num_files, num_files))
         self.process.stdin.write(msgspec.msgpack.encode(document))
         self.process.stdin.close()
 

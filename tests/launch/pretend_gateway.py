@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from pegahpc.launch.boot import GatewayBoot, Listening
+from pegahpc.gateway.boot import GatewayBoot, Listening
 
 
 def main() -> None:
