@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,12 @@ from pegahpc.gateway.rank_link import AttachError, RankLink
 from pegahpc.gateway.router import RouteHint, Router
 from pegahpc.gateway.streams import Stream
 from pegahpc.wire.keys import FleetSecret
-from pegahpc.wire.messages import HEARTBEAT_S, Abort, Attach, Request
+from pegahpc.wire.messages import HEARTBEAT_S, Abort, Request
 from pegahpc.wire.sockets import connect_to_rank
 
 log = logging.getLogger(__name__)
 
-ATTACH_REPORT_S = 5.0
+RECONNECT_S = (0.5, 10.0)  # the first wait for a rank whose reader failed, and the longest
 
 
 class Engines:
@@ -50,7 +51,7 @@ class Engines:
         self.links = [
             RankLink(
                 rank,
-                connect_to_rank(self._context, endpoint, secret),
+                functools.partial(connect_to_rank, self._context, endpoint, secret),
                 router=router,
                 metrics=metrics.for_rank(rank),
             )
@@ -60,9 +61,7 @@ class Engines:
 
     async def __aenter__(self) -> Engines:
         for link in self.links:
-            self._tasks.append(asyncio.create_task(link.read(), name=f"rank-{link.rank}-reader"))
-            self._tasks.append(asyncio.create_task(link.watch_connection(), name=f"rank-{link.rank}-connection"))
-            link.send(Attach())
+            self._tasks.append(asyncio.create_task(_keep_up(link), name=f"rank-{link.rank}-link"))
         try:
             await self._wait_for_answers()
         except BaseException:
@@ -74,10 +73,7 @@ class Engines:
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, Exception):
-                log.error("a reader had ended early: %s", error)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in self.links:
             link.close()
         self._context.term()
@@ -103,8 +99,8 @@ class Engines:
                 link.send(Abort(request.id))
 
     def stalled(self) -> list[RankLink]:
-        """The ranks whose step has not moved for `stall_s`."""
-        return [link for link in self.links if link.silent_for_s() > self._stall_s]
+        """The ranks whose step has not moved for `stall_s`, and those that cannot be read."""
+        return [link for link in self.links if link.is_down or link.silent_for_s() > self._stall_s]
 
     def fail_all(self, message: str) -> None:
         """End every open request with a clear word."""
@@ -131,8 +127,8 @@ class Engines:
             ended = [task for task in self._tasks if task.done()]
             if ended:
                 await ended[0]
-            names = ", ".join(str(link.rank) for link in silent)
             if time.monotonic() > deadline:
+                names = ", ".join(str(link.rank) for link in silent)
                 raise AttachError(f"no answer from rank {names} within {self._attach_timeout_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(silent[0].has_answered.wait(), HEARTBEAT_S)
@@ -152,3 +148,25 @@ class Engines:
                         "rank %d: no step for %.1f s; %d requests fail", link.rank, self._stall_s, len(link.streams)
                     )
                     link.fail_all(f"Rank {link.rank} has made no progress for {self._stall_s:g} s.")
+
+
+async def _keep_up(link: RankLink) -> None:
+    """Serve a rank's link until cancelled. A failure is said at once and fails what is open; then it is made again.
+
+    Raises:
+        AttachError, or what else ended the link, while the rank has not answered for the first time.
+    """
+    wait_s, longest_s = RECONNECT_S
+    while True:
+        began_s = time.monotonic()
+        try:
+            await link.serve()
+        except Exception:
+            if not link.has_answered.is_set():
+                raise
+            log.exception("rank %d: its messages cannot be read; %d requests fail", link.rank, len(link.streams))
+            link.take_down(f"The gateway cannot read the messages of rank {link.rank}.")
+        wait_s = RECONNECT_S[0] if time.monotonic() - began_s > longest_s else min(wait_s * 2, longest_s)
+        await asyncio.sleep(wait_s)
+        link.reconnect()
+        log.info("rank %d: connecting again", link.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -35,7 +36,9 @@ class AttachError(RuntimeError):
 class RankLink:
     """One rank as the gateway sees it: its socket, its pulse, its load, its open streams."""
 
-    def __init__(self, rank: int, socket: zmq.asyncio.Socket, *, router: Router, metrics: RankMetrics) -> None:
+    def __init__(
+        self, rank: int, connect: Callable[[], zmq.asyncio.Socket], *, router: Router, metrics: RankMetrics
+    ) -> None:
         self.rank = rank
         self.view = router.views[rank]
         self.metrics = metrics
@@ -44,9 +47,10 @@ class RankLink:
         self.phases = PhaseTimes()
         self.advanced_at_s = time.monotonic()
         self.has_answered = asyncio.Event()
+        self.is_down = False  # from a failure of ours to the first message after it
         self._router = router
-        self._socket = socket
-        self._monitor: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._connect = connect
+        self._open()
         metrics.watch(
             lambda: self.view.load,
             num_prefix_pages=lambda: router.prefixes.num_pages(rank),
@@ -57,8 +61,24 @@ class RankLink:
         """Queue one message. Never blocks: the socket has no high-water mark, so libzmq takes it at once."""
         self._socket.send(encode(message))
 
-    async def read(self) -> None:
-        """Distribute the rank's messages until cancelled."""
+    async def serve(self) -> None:
+        """Attach, distribute the rank's messages and watch the connection until cancelled, or until one of them fails.
+
+        Raises:
+            AttachError: another rank answers.
+        """
+        self.send(Attach())
+        tasks = [asyncio.create_task(work, name=f"rank-{self.rank}") for work in (self._read(), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
         while True:
             payload = await self._socket.recv()
             try:
@@ -70,8 +90,8 @@ class RankLink:
                 raise AttachError(f"the endpoint of rank {self.rank} is answered by rank {outputs.rank}")
             self.on_outputs(outputs)
 
-    async def watch_connection(self) -> None:
-        """Fail what is open when the connection breaks, until cancelled.
+    async def _watch(self) -> None:
+        """Fail what is open when the connection breaks.
 
         The rank knows a client by its connection: what it still owes to the old one never comes, and the new one
         (libzmq makes it by itself) has to say that it is there.
@@ -83,6 +103,21 @@ class RankLink:
             self.fail_all(f"The connection to rank {self.rank} broke.")
             self._router.on_down(self.rank)
             self.send(Attach())
+
+    def take_down(self, message: str) -> None:
+        """No new work for this rank until it speaks again; what is open on it fails."""
+        self.is_down = True
+        self.fail_all(message)
+        self._router.on_down(self.rank)
+
+    def reconnect(self) -> None:
+        """A new socket in place of the old one."""
+        self.close()
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = self._connect()
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
 
     def close(self) -> None:
         """Close the socket and its monitor; what was not sent yet is dropped."""
@@ -98,6 +133,7 @@ class RankLink:
         if outputs.phases is not None:
             self.phases = outputs.phases
         self._router.on_report(outputs)
+        self.is_down = False
         self.has_answered.set()
         num_tokens = 0
         for update in outputs.updates:

@@ -141,6 +141,35 @@ async def test_a_broken_connection_fails_its_requests_at_once_and_is_made_again(
         await runner.cleanup()
 
 
+async def test_a_rank_that_cannot_be_read_is_down_at_once_and_is_connected_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pegahpc.gateway.engines.RECONNECT_S", (0.4, 5.0))
+    async with serve(num_ranks=2) as served:
+        served.engines[0].is_holding = True
+        asked = asyncio.create_task(served.complete())
+        await asyncio.to_thread(served.engines[0].wait_for_request)
+        link = served.app[ENGINES].links[0]
+        with monkeypatch.context() as broken:
+            broken.setattr(link, "on_outputs", lambda _: 1 / 0)
+            async with asyncio.timeout(1):
+                status, body = await asked
+            assert (status, body["error"]["code"]) == (500, "engine_failed")
+            assert "rank 0" in body["error"]["message"]
+            assert "rank 0: its messages cannot be read; 1 requests fail" in caplog.text
+            assert "ZeroDivisionError" in caplog.text
+            async with served.http.get(served.url + "/health") as response:
+                assert (response.status, (await response.json())["message"]) == (503, "no progress on rank 0")
+            assert (await served.complete())[0] == 200  # rank 1 goes on
+            assert len(served.engines[0].requests) == 1
+        served.engines[0].is_holding = False
+        await asyncio.sleep(1.5)
+        async with served.http.get(served.url + "/health") as response:
+            assert response.status == 200
+        assert (await served.complete())[0] == 200
+        assert len(served.engines[0].requests) == 2
+
+
 async def test_a_drain_refuses_new_work_and_lets_running_work_finish(served: Served) -> None:
     served.engine.pause_s = 0.1
     served.engine.script = lambda request: updates_for(request, [[70]] * 5 + [[2]])
