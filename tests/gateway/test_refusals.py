@@ -198,6 +198,23 @@ async def test_a_prompt_that_cannot_fit_the_context_is_refused_with_the_numbers(
     assert status == 200
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"x" * 100_000: 1},
+        {"messages": [{**HI, "y" * 100_000: 1}]},
+        {"model": "z" * 100_000},
+        {"messages": [{**HI, "role": "w" * 100_000}]},
+        {"stream": True, "stream_options": {"v" * 100_000: 1}},
+    ],
+)
+async def test_what_a_client_sends_does_not_come_back_whole(served: Served, fields: dict[str, Any]) -> None:
+    status, body = await served.chat(**fields)
+    assert status in (400, 404)
+    assert is_openai_error(body)
+    assert len(body["error"]["message"]) < 350 and len(body["error"]["param"]) <= 203
+
+
 async def test_unknown_paths_and_methods_are_openai_errors(served: Served) -> None:
     async with served.http.get(served.url + "/v1/nothing") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (404, "unknown_url")
