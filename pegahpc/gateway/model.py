@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from jinja2 import TemplateSyntaxError
-
-from pegahpc.config import ConfigError, ModelConfig
+from pegahpc.config import ModelConfig
 from pegahpc.gateway.errors import context_overflow, refused_field
 from pegahpc.gateway.openai import Chat, Generation
-from pegahpc.gateway.templates import ChatTemplate, missing_template
-from pegahpc.gateway.tokenizer import TextCodec, chat_template_source, eos_token_ids, read_json
+from pegahpc.gateway.templates import missing_template
+from pegahpc.gateway.tokenizer import TextCodec, chat_template, eos_token_ids, read_json
 from pegahpc.page_names import model_salt, page_names, root_name
 from pegahpc.wire.messages import Request
 
@@ -35,7 +33,7 @@ class ServedModel:
         self.codec = TextCodec(folder)
         self._eos_ids = eos_token_ids(folder, self.codec)
         self._vocab_size = read_json(folder / "config.json").get("vocab_size") or self.codec.vocab_size
-        self._template = self._load_template(folder)
+        self._template = chat_template(folder, self.codec)
         self._page_tokens = page_tokens
         self._root_name = root_name(model_salt(folder))
 
@@ -94,10 +92,3 @@ class ServedModel:
                 param=generation.prompt_param,
             )
         return generation.max_tokens or min(self._default_max_tokens, left)
-
-    def _load_template(self, folder: Path) -> ChatTemplate | None:
-        source = chat_template_source(folder, self.codec)
-        try:
-            return None if source is None else ChatTemplate(source, self.codec.special_tokens())
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"model.path: {folder}: the chat template does not parse: {error}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from pegahpc.config import ConfigError
@@ -16,6 +17,7 @@ from pegahpc.gateway.detokenizer import (
     byte_table,
     byte_token_ids,
 )
+from pegahpc.gateway.templates import ChatTemplate
 
 SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -70,7 +72,7 @@ class TextCodec:
     def special_tokens(self) -> dict[str, str]:
         """`bos_token` and the like, as a chat template sees them."""
         named = {key: self.config.get(key) for key in SPECIAL_TOKEN_KEYS}
-        texts = {key: token["content"] if isinstance(token, dict) else token for key, token in named.items()}
+        texts = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def special_token_id(self, key: str) -> int | None:
@@ -106,8 +108,10 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.path: {path} is damaged: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"model.path: {path} cannot be read: {error.strerror}") from None
 
 
 def eos_token_ids(folder: Path, codec: TextCodec) -> tuple[int, ...]:
@@ -129,3 +133,31 @@ def chat_template_source(folder: Path, codec: TextCodec) -> str | None:
     if isinstance(given, list):
         return next((entry["template"] for entry in given if entry.get("name") == "default"), None)
     return given if isinstance(given, str) else None
+
+
+def chat_template(folder: Path, codec: TextCodec) -> ChatTemplate | None:
+    """The template that the checkpoint has; None: no chat model.
+
+    Raises:
+        ConfigError: it cannot be read, or is no template.
+    """
+    try:
+        source = chat_template_source(folder, codec)
+        return None if source is None else ChatTemplate(source, codec.special_tokens())
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"model.path: {folder}: the chat template does not parse: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {folder}: the chat template cannot be read: {error}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise ConfigError(f"model.path: {folder}/tokenizer_config.json: chat_template is of no known form") from None
+
+
+def check_text_files(folder: Path) -> None:
+    """Read all that the gateway reads of a checkpoint, so that it is refused before the weights are loaded.
+
+    Raises:
+        ConfigError: a tokenizer file or the chat template is missing or damaged.
+    """
+    codec = TextCodec(folder)
+    eos_token_ids(folder, codec)
+    chat_template(folder, codec)

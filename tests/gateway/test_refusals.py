@@ -15,6 +15,7 @@ from pegahpc.gateway.errors import ApiError
 from pegahpc.gateway.model import ServedModel
 from pegahpc.gateway.no_ops import NO_OPS
 from pegahpc.gateway.openai import ChatFields, CompletionFields, Generation, parse_chat, parse_completion
+from pegahpc.gateway.tokenizer import check_text_files
 from pegahpc.wire.messages import (
     Aborted,
     BadRequest,
@@ -304,6 +305,8 @@ async def test_a_fault_of_the_gateway_itself_is_a_500_that_tells_nothing_interna
         ("tokenizer.json", "{", "tokenizer.json is damaged"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged"),
         ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+        ("tokenizer_config.json", '{"chat_template": [7]}', "chat_template is of no known form"),
+        ("tokenizer_config.json", '{"bos_token": {}, "chat_template": "{% if %}"}', "the chat template does not parse"),
     ],
 )
 def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(
@@ -312,6 +315,11 @@ def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(
     for needed in ("config.json", "tokenizer.json"):
         (tmp_path / needed).write_bytes((TINY / needed).read_bytes())
     (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match=r"model\.path: ") as raised:
-        ServedModel(ModelConfig(path=str(tmp_path), name="x", max_model_len=9), default_max_tokens=1, page_tokens=16)
-    assert said in str(raised.value)
+    config = ModelConfig(path=str(tmp_path), name="x", max_model_len=9)
+    for read in (
+        lambda: check_text_files(tmp_path),
+        lambda: ServedModel(config, default_max_tokens=1, page_tokens=16),
+    ):
+        with pytest.raises(ConfigError, match=r"model\.path: ") as raised:
+            read()
+        assert said in str(raised.value)

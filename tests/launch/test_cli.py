@@ -2,12 +2,15 @@
 
 import json
 import resource
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import Run
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,30 @@ def test_a_port_that_is_taken_is_refused_before_anything_loads(pegahpc: Run, tmp
     assert ran.returncode == 2
     assert ran.stderr.startswith(f"pegahpc: gateway.port: 127.0.0.1:{port} cannot be bound (Address already in use)")
     assert json.loads(pegahpc("ls", "--home", str(tmp_path), "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", "{", "tokenizer.json is damaged"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged"),
+        ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+    ],
+)
+def test_text_files_that_the_gateway_cannot_use_are_refused_before_anything_loads(
+    pegahpc: Run, tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    (model / name).unlink(missing_ok=True)
+    if content is not None:
+        (model / name).write_text(content)
+    ran = pegahpc("up", "--home", str(tmp_path / "home"), f"model.path={model}")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("pegahpc: model.path: ") and says in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (tmp_path / "home").exists()
 
 
 def test_plan_shows_every_rank_with_its_experts_and_memory(pegahpc: Run) -> None:
