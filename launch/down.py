@@ -11,7 +11,7 @@ import msgspec
 
 from pegahpc.config import ConfigError
 from pegahpc.launch import claim
-from pegahpc.launch.fleets import kill_survivors
+from pegahpc.launch.fleets import kill_survivors, look
 from pegahpc.launch.record import FleetRecord, read_record
 
 POLL_S = 0.05
@@ -29,7 +29,7 @@ class Proof(msgspec.Struct, kw_only=True):
     seconds: float
     num_processes: int  # that the fleet had, all gone unless named below
     num_ports: int
-    left: list[str]  # processes and ports that are still there
+    left: list[str]  # processes and ports that are still there, and a record that nobody can close
 
 
 def take_down(folder: Path, record: FleetRecord, *, now: bool) -> Proof:
@@ -48,6 +48,8 @@ def take_down(folder: Path, record: FleetRecord, *, now: bool) -> Proof:
     left = kill_survivors(last, grace_s=EXIT_GRACE_S) + [
         f"{who} port {address}" for who, address in last.ports() if _listens(address)
     ]
+    if (found := _state_on_disk(folder)) not in ("ended", "failed"):
+        left.append(f"{folder / 'record.json'}, which is {found} and cannot be closed (is fleet.home full?)")
     return Proof(
         name=last.name,
         state=last.state,
@@ -63,13 +65,24 @@ def _wait(folder: Path, record: FleetRecord, bound_s: float) -> FleetRecord:
     """Until the launcher has closed the record and given the name back, or is gone, or the bound is over."""
     deadline_s = time.monotonic() + bound_s
     while time.monotonic() < deadline_s:
-        newest = read_record(folder) or record
-        if newest.run_id != record.run_id or not record.launcher.is_alive():
-            return newest if newest.run_id == record.run_id else record
+        newest = look(folder) or record
+        if newest.state == "unreadable":  # a fleet that serves writes it anew
+            newest = record
+        if newest.launcher != record.launcher or not record.launcher.is_alive():
+            return newest if newest.launcher == record.launcher else record
         if not newest.is_live and claim.holder_of(folder) is None:
             return newest
         time.sleep(POLL_S)
-    return read_record(folder) or record
+    return look(folder) or record
+
+
+def _state_on_disk(folder: Path) -> str:
+    """What everybody else will read."""
+    try:
+        record = read_record(folder)
+    except (ConfigError, OSError):
+        return "unreadable"
+    return record.state if record is not None else "ended"
 
 
 def _listens(address: str) -> bool:

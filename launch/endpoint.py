@@ -113,8 +113,8 @@ def address_of(folder: Path, record: FleetRecord) -> tuple[str, str]:
         raise ConfigError(f"fleet.name: fleet {record.name!r} does not serve, it is {record.state}{why}")
     try:
         return url, FleetSecret.load(folder / "secret").api_key
-    except OSError as error:
-        raise ConfigError(f"fleet.home: the secret cannot be read: {error}") from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"fleet.home: the secret {folder / 'secret'} cannot be read: {error}") from None
 
 
 def _said(body: bytes) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from pegahpc.config import ConfigError
 from pegahpc.launch import claim
-from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.identity import ProcessId, boot_id
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, write_record
 
@@ -47,17 +48,27 @@ def one_fleet(home: Path, name: str | None) -> FleetRecord:
 
 
 def look(folder: Path) -> FleetRecord | None:
-    """A fleet's record. One that says it lives, though its processes are gone, is corrected first."""
-    record = read_record(folder)
+    """A fleet's record. One that says it lives, though its processes are gone, is corrected first.
+
+    A file that cannot be read is a record in the state "unreadable", so that the other fleets of a home can be seen.
+    """
+    try:
+        record = read_record(folder)
+    except (ConfigError, OSError) as error:
+        return _unreadable(folder, str(error))
     if record is None or not record.is_live or not record.is_here() or claim.holder_of(folder) is not None:
         return record
     own = ProcessId.own()
     try:
         claim.take(folder, own)  # nobody else may correct it or start anew meanwhile
     except ConfigError:
-        return read_record(folder)
+        return record
+    except OSError as error:
+        return _presume_dead(record, error)
     try:
         return _bury(folder)
+    except (ConfigError, OSError) as error:
+        return _unreadable(folder, str(error))
     finally:
         claim.release(folder, own)
 
@@ -81,6 +92,30 @@ def _wait_for_exits(record: FleetRecord, bound_s: float) -> None:
         time.sleep(0.02)
 
 
+def _unreadable(folder: Path, why: str) -> FleetRecord:
+    """What is known without the record: who holds the name. While that one serves, it soon writes the record anew."""
+    holder = claim.holder_of(folder)
+    return FleetRecord(
+        name=folder.name,
+        run_id="",
+        state="unreadable",
+        reason=why,
+        host=holder.host if holder else socket.gethostname(),
+        boot_id=holder.boot_id if holder else boot_id(),
+        launcher=holder.process if holder else ProcessId(0, 0),
+        started_at=time.time(),
+    )
+
+
+def _presume_dead(record: FleetRecord, error: OSError) -> FleetRecord:
+    """The ending of a fleet whose record cannot be corrected; only the caller sees it."""
+    record.state = "failed"
+    why = error.strerror or error
+    record.reason = f"launcher (pid {record.launcher.pid}) is gone, its record in fleet.home cannot be corrected: {why}"
+    record.ended_at = time.time()
+    return record
+
+
 def _bury(folder: Path) -> FleetRecord | None:
     record = read_record(folder)
     if record is None or not record.is_live:
@@ -95,6 +130,9 @@ def _bury(folder: Path) -> FleetRecord | None:
     if left:
         record.reason += f"; still running: {', '.join(left)}"
     record.ended_at = time.time()
-    write_record(folder, record)
+    try:
+        write_record(folder, record)
+    except OSError as error:
+        return _presume_dead(record, error)
     add_event(folder, "failed", reason=record.reason)
     return record

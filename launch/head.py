@@ -43,6 +43,10 @@ HEAD_LATE_S = 1.0
 GATEWAY_MARGIN_S = 5.0  # over fleet.drain_timeout_s, before the gateway is killed
 
 
+class StartError(RuntimeError):
+    """The fleet cannot start; the message says why."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a fleet ended."""
@@ -95,13 +99,20 @@ class Head:
         try:
             async with self._server.open(self._boot.bind_host) as address:
                 self._keeper.record.rendezvous = address
-                self._keeper.touch()
                 ending = await self._live()
                 await self._tear_down(ending)
         finally:
             self._keeper.close()
             await writer
         return 0 if ending.state == "ended" else 1
+
+    async def _publish(self) -> None:
+        """Write what others wait for: the head's address, and that the fleet is ready."""
+        try:
+            await self._keeper.publish()
+        except OSError as error:
+            home = self._boot.fleet.fleet.home
+            raise StartError(f"fleet.home: {home} cannot be written ({error.strerror or error})") from None
 
     async def _live(self) -> Ending:
         """The fleet's life or its first loss, whichever ends first."""
@@ -113,7 +124,7 @@ class Head:
                 return life.result()
             loss = await culprit
             return Ending("failed", describe(loss, self._keeper.record))
-        except (TimeoutError, GatewayError) as error:
+        except (TimeoutError, GatewayError, StartError) as error:
             return Ending("failed", str(error))
         finally:
             for task in (life, culprit):
@@ -122,6 +133,7 @@ class Head:
 
     async def _start_and_serve(self) -> Ending:
         watch = asyncio.create_task(self._watch())
+        watch.add_done_callback(self._note_blindness)
         try:
             if not await self._unless_stopped(self._start()):
                 return Ending("ended", "stopped before it was ready")
@@ -129,6 +141,14 @@ class Head:
             return Ending("ended", await self._drain())
         finally:
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    def _note_blindness(self, watch: asyncio.Task[None]) -> None:
+        """A fleet that nobody looks after any more ends, and says why."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            log.error("the watch over the fleet has failed", exc_info=error)
+            reason = f"the head's watch over the fleet failed with {type(error).__name__}: {error}"
+            self._losses.add(Loss(reason=reason, weight=DEATH))
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do some work unless the fleet is stopped meanwhile; whether it was done."""
@@ -144,6 +164,7 @@ class Head:
             await asyncio.gather(doing, stopped, return_exceptions=True)
 
     async def _start(self) -> None:
+        await self._publish()
         bounds = self._boot.fleet.fleet
         records = await self._server.gather(bounds.rendezvous_timeout_s)
         for tray, hello in sorted(self._server.hellos.items()):
@@ -166,6 +187,7 @@ class Head:
         self._keeper.record.gateway = entry
         entry.url = await self._gateway.listen()
         self._keeper.enter("ready")
+        await self._publish()
 
     def _not_ready(self) -> str:
         waiting = [entry for entry in self._keeper.record.ranks if entry.stage != "ready"]

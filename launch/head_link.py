@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 
+from pegahpc.config import ConfigError
 from pegahpc.launch.boot import FleetBoot
 from pegahpc.launch.frames import FrameError, FrameStream, SignedStream
 from pegahpc.launch.messages import HeadToTray, TrayToHead, decode_from_head, encode
@@ -62,8 +63,12 @@ class HeadLink:
 
 
 def _published(boot: FleetBoot) -> str:
-    """host:port of this run's head, once it stands in the record."""
-    record = read_record(boot.folder)
+    """host:port of this run's head, once it stands in a record that can be read."""
+    try:
+        record = read_record(boot.folder)
+    except (ConfigError, OSError) as error:
+        log.warning("rendezvous: %s", error)
+        return ""
     return record.rendezvous if record is not None and record.run_id == boot.run_id else ""
 
 

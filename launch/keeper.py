@@ -40,6 +40,14 @@ class RecordKeeper:
             await self._pause(WRITE_WHEN_READY_EVERY_S if self.record.state == "ready" else WRITE_EVERY_S)
         await asyncio.to_thread(self._write)
 
+    async def publish(self) -> None:
+        """Write now; for what others wait for.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        await asyncio.to_thread(write_record, self.folder, self.record)
+
     def _write(self) -> None:
         """A fleet goes on when its file system does not: the next change is the next try."""
         try:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from pegahpc.config import ConfigError
 from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot, TrayBoot
 from pegahpc.launch.children import Child, Program, adopt_orphans, clean_environment, last_line
@@ -29,6 +31,7 @@ log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 TICK_S = 0.1
 HEAD_FOLLOWS_S = 8.0  # after another tray has ended, for the head to tear down and write down why
 TRAYS_FOLLOW_S = 0.5  # after the head has ended
+KILL_BOUND_S = 5.0
 DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,6 +47,7 @@ class LocalLauncher:
         self._cut = ""  # why this process has ended the trays itself
         self._deadline_s = float("inf")
         self._last_record: FleetRecord | None = None
+        self._record_trouble = ""
 
     def run(self, on_tick: Callable[[FleetRecord], None]) -> FleetRecord:
         """Start the trays and stay until the last has ended; the final record.
@@ -55,6 +59,8 @@ class LocalLauncher:
         self._listen_to_signals()
         try:
             self._trays = [self._spawn(tray) for tray in range(self._boot.fleet.topology.num_trays)]
+            if self._is_draining:  # asked before there was anybody to tell
+                self._trays[0].signal(signal.SIGTERM)
             self._wait(on_tick)
         finally:
             self._kill()
@@ -82,6 +88,7 @@ class LocalLauncher:
             signal.signal(signum, self.drain)
         signal.signal(signal.SIGQUIT, self.end_now)
         signal.signal(signal.SIGTSTP, self._stay)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)  # trays must not inherit that they are blocked
 
     def _stay(self, *_: object) -> None:
         """Ctrl-Z: the trays would end a fleet whose launcher stands still."""
@@ -124,8 +131,12 @@ class LocalLauncher:
         self._note_ends()
         for tray in self._trays:
             tray.signal(signal.SIGKILL)
+        deadline_s = time.monotonic() + KILL_BOUND_S
         for tray in self._trays:
-            tray.process.wait()
+            try:
+                tray.process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.error("%s cannot be killed", tray.describe())  # `_close` says that something is left
 
     def _close(self) -> FleetRecord:
         """Reap every descendant, write the ending, give the name back."""
@@ -154,20 +165,34 @@ class LocalLauncher:
         killed = [tray for tray in self._ended if (tray.exit_code or 0) < 0]
         if self._is_killed:
             record.state, record.reason = "ended", "stopped at once"
+        elif record.is_live and self._is_draining and self._has_head_left():
+            is_early = record.state in ("starting", "loading")
+            record.state, record.reason = "ended", "stopped before it was ready" if is_early else "drained"
         elif killed and (record.is_live or "its connection closed" in record.reason):
             record.state, record.reason = "failed", f"{killed[0].describe()}; log: {killed[0].log_path}"
         elif record.is_live:
             said = [f"{tray.describe()}: {last_line(tray.log_path)}" for tray in self._ended if tray.exit_code]
             record.state, record.reason = "failed", "; ".join(said) or self._cut or "the trays left without a word"
 
+    def _has_head_left(self) -> bool:
+        """Whether tray 0 left as it was told: before it could listen to SIGTERM, by that signal itself."""
+        head = self._trays[0]
+        return head in self._ended and head.exit_code in (0, -signal.SIGTERM)
+
     def _record(self) -> FleetRecord:
-        """The newest record; while the file system is in trouble, or the folder was removed, the last one read."""
+        """The newest record; while there is none, or what is there cannot be read, the last one that could."""
         try:
             self._last_record = read_record(self._boot.folder) or self._last_record
-        except OSError as error:
-            log.warning("fleet.home: the record cannot be read: %s", error)
+        except (OSError, ConfigError) as error:
+            self._complain_of_record(str(error))
         assert self._last_record is not None, "the record was written before the launcher started"
         return self._last_record
+
+    def _complain_of_record(self, error: str) -> None:
+        """Once for each trouble, though the record is read ten times a second."""
+        if error != self._record_trouble:
+            log.warning("fleet.home: the record cannot be read: %s", error)
+        self._record_trouble = error
 
 
 def _reap_orphans(bound_s: float = 5.0) -> bool:

@@ -6,12 +6,14 @@ import secrets
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pegahpc.config import ConfigError, FleetConfig
 from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot, Programs
-from pegahpc.launch.fleets import kill_survivors
+from pegahpc.launch.fleets import kill_survivors, look
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.record import drop_temp_files, new_record, prepare_folder, read_record, write_record
@@ -31,8 +33,27 @@ def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -
     fleet, folder = plan.fleet, plan.fleet.folder
     _check_pulse(fleet)
     _check_interface(fleet.cluster.interface)
-    prepare_folder(folder)
-    _claim(folder, launcher)
+    with _home_is_to_blame(folder.parent.parent):
+        if claim.holder_of(folder) is None:  # else the name is what is refused
+            _check_port(fleet.gateway.host or "127.0.0.1", fleet.gateway.port)  # before there is anything to undo
+        prepare_folder(folder)
+        _claim(folder, launcher)
+        return _lay_out(plan, launcher, programs or Programs())
+
+
+@contextmanager
+def _home_is_to_blame(home: Path) -> Iterator[None]:
+    """A full disk, a quota, or rights: what the user sees is which folder it is."""
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise ConfigError(f"fleet.home: {home} cannot be written ({error.strerror or error}{where})") from None
+
+
+def _lay_out(plan: Plan, launcher: ProcessId, programs: Programs) -> FleetBoot:
+    """Secret and record, in a folder whose name is held."""
+    fleet, folder = plan.fleet, plan.fleet.folder
     try:
         _check_port(fleet.gateway.host or "127.0.0.1", fleet.gateway.port)
         _clear(folder)
@@ -41,7 +62,7 @@ def prepare(plan: Plan, launcher: ProcessId, programs: Programs | None = None) -
             run_id=secrets.token_hex(8),
             fingerprint=plan.fingerprint,
             num_experts=plan.num_experts,
-            programs=programs or Programs(),
+            programs=programs,
         )
         FleetSecret.create().save(boot.secret_path)
         record = new_record(name=fleet.fleet.name, run_id=boot.run_id, model=fleet.model.name, launcher=launcher)
@@ -77,7 +98,7 @@ def _claim(folder: Path, launcher: ProcessId) -> None:
             claim.take(folder, launcher)
             return
         except ConfigError:
-            record = read_record(folder)
+            record = look(folder)
             if record is None or record.is_live or time.monotonic() > deadline_s:
                 raise
         time.sleep(0.05)
@@ -89,6 +110,7 @@ def _clear(folder: Path) -> None:
     if record is not None and (left := kill_survivors(record, grace_s=EXIT_GRACE_S)):
         raise ConfigError(f"fleet.name: of the fleet before this one still runs: {', '.join(left)}")
     drop_temp_files(folder)
+    claim.drop_temp_files(folder)
     logs, previous = folder / "logs", folder / "logs.previous"
     if logs.exists():
         shutil.rmtree(previous, ignore_errors=True)

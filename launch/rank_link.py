@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from pegahpc.launch.frames import BlockingFrames
+import msgspec
+
+from pegahpc.launch.frames import BlockingFrames, FrameError
 from pegahpc.launch.messages import (
     HEARTBEAT_S,
     Go,
@@ -104,6 +106,16 @@ class RankLink:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}")
 
     def _converse(self) -> None:
+        """The thread: a rank that can no longer be told anything, or shows no pulse, must not live on."""
+        try:
+            self._hear_and_publish()
+        except (FrameError, msgspec.DecodeError) as error:
+            self._end(f"the tray sent what is no message: {error}")
+        except Exception as error:  # the thread's border: it is logged, and ends the rank
+            log.exception("rank %d: its link failed", self._rank)
+            self._end(f"its link failed with {type(error).__name__}: {error}")
+
+    def _hear_and_publish(self) -> None:
         due_s = time.monotonic()
         while True:
             readable, _, _ = select.select([self._frames], [], [], max(0.0, due_s - time.monotonic()))

@@ -15,7 +15,7 @@ from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId, boot_id
 from pegahpc.wire.messages import PhaseTimes
 
-State = Literal["starting", "loading", "ready", "draining", "ended", "failed"]
+State = Literal["starting", "loading", "ready", "draining", "ended", "failed", "unreadable"]  # the last: no record says
 LIVE: tuple[State, ...] = ("starting", "loading", "ready", "draining")
 RECORD_VERSION = 1
 
@@ -147,7 +147,11 @@ def read_record(folder: Path) -> FleetRecord | None:
 
 
 def drop_temp_files(folder: Path) -> None:
-    """Remove what a process that was killed within an atomic write has left; for the holder of the name."""
+    """Remove what a process that was killed within an atomic write has left; for the holder of the name.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
     for name in ("record.json", "secret"):
         for temp in folder.glob(f".{name}.*.tmp"):
             temp.unlink(missing_ok=True)

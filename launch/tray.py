@@ -83,6 +83,10 @@ class Tray:
         else:
             self._unsent.append(loss)
 
+    def leave_head(self) -> None:
+        """The head has ended; a tray that has not reached it yet would look for it in vain."""
+        self._finish(1, "the head has ended")
+
     async def _join(self) -> None:
         """Say hello when all ranks have bound their ports, then obey the head."""
         records = await self._records()
@@ -243,7 +247,13 @@ async def _run(boot: TrayBoot) -> int:
             head.stop()
 
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
-    head_code, _ = await asyncio.gather(head.run(), tray.run())
+
+    async def lead() -> int:
+        code = await head.run()
+        tray.leave_head()
+        return code
+
+    head_code, _ = await asyncio.gather(lead(), tray.run())
     if tray.is_launcher_frozen:
         os.kill(boot.parent, signal.SIGKILL)  # it is this process's parent still, so the pid is its own
     return head_code

@@ -1,6 +1,7 @@
 """One name, one fleet: who wins, who is refused, what is taken over."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,34 @@ def test_of_another_boot_nothing_lives_and_of_another_machine_nothing_is_known(
     (path,) = tmp_path.iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     assert (claim.holder_of(tmp_path) is not None) == is_held
+
+
+def test_a_damaged_claim_is_refused_by_its_path_and_nobody_holds_it(tmp_path: Path) -> None:
+    claim.take(tmp_path, ProcessId.own())
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"")
+    assert claim.holder_of(tmp_path) is None
+    with pytest.raises(ConfigError, match=f"fleet.home: {path} is damaged, .* remove that file"):
+        claim.take(tmp_path, ProcessId.own())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_taker_left_is_swept_and_what_one_is_writing_is_not(tmp_path: Path) -> None:
+    old, new = tmp_path / ".claim.1.tmp", tmp_path / ".claim.2.tmp"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0.0, 0.0))
+    claim.drop_temp_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_claim_that_cannot_be_given_back_hides_no_other_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    claim.take(tmp_path, ProcessId.own())
+    monkeypatch.setattr(claim, "write_atomically", no_space)
+    claim.release(tmp_path, ProcessId.own())
+    assert claim.holder_of(tmp_path) == Claim.by(ProcessId.own())

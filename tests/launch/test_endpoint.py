@@ -4,11 +4,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from pegahpc.config import ConfigError
 from pegahpc.launch.chat import Conversation, converse
-from pegahpc.launch.endpoint import Endpoint, EndpointError
+from pegahpc.launch.endpoint import Endpoint, EndpointError, address_of
+from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.record import GatewayEntry, new_record
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 HELLO = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
@@ -80,3 +84,13 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was() -> None:
     said = "".join(shown)
     assert said.count("hello\n") == 2
     assert "[the fleet has ended; /reset starts anew]" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x80"])
+def test_a_damaged_secret_is_refused_by_its_path(tmp_path: Path, content: bytes) -> None:
+    record = new_record(name="a", run_id="r", model="m", launcher=ProcessId.own())
+    record.state, record.gateway = "ready", GatewayEntry(process=ProcessId.own(), url="http://127.0.0.1:1/v1")
+    (tmp_path / "secret").touch(0o600)
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"fleet.home: the secret {tmp_path}/secret cannot be read: "):
+        address_of(tmp_path, record)

@@ -1,6 +1,8 @@
 """Records: written whole, read by all, and corrected when those they name are gone."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pegahpc.config import ConfigError
-from pegahpc.launch import claim
+from pegahpc.launch import claim, fleets
 from pegahpc.launch.fleets import all_fleets, find_home, look, one_fleet
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.record import FleetRecord, State, TrayEntry, new_record, prepare_folder, read_record, write_record
@@ -83,11 +85,33 @@ def test_without_a_name_the_only_living_fleet_is_meant(tmp_path: Path) -> None:
         one_fleet(tmp_path, None)
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_is_shown_as_such_and_hurts_no_other_fleet(tmp_path: Path) -> None:
     put(tmp_path, "a", ProcessId.own())
+    put(tmp_path, "b", ProcessId.own(), "ended")
     (tmp_path / "fleets" / "a" / "record.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"fleet.home: .*/record.json is not a fleet record"):
-        all_fleets(tmp_path)
+    damaged, whole = all_fleets(tmp_path)
+    assert (damaged.name, damaged.state, whole.state) == ("a", "unreadable", "ended")
+    assert re.match(r"fleet.home: .*/a/record.json is not a fleet record", damaged.reason)
+    assert damaged.survivors() == []
+    claim.take(tmp_path / "fleets" / "a", ProcessId.own())
+    assert one_fleet(tmp_path, "a").launcher == ProcessId.own()
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_on_a_full_disk_a_dead_fleet_reads_as_failed_though_its_record_cannot_be_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a", dead())
+    put(tmp_path, "b", dead())
+    for module, name in ((fleets, "write_record"), (claim, "_write_through")):
+        monkeypatch.setattr(module, name, no_space)
+        for found in all_fleets(tmp_path):
+            assert found.state == "failed"
+            assert found.reason.endswith("its record in fleet.home cannot be corrected: No space left on device")
+    assert {path.name for path in tmp_path.glob("fleets/*/.*")} == set()
 
 
 def test_the_home_is_given_or_from_the_environment_or_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

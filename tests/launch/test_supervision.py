@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from pegahpc.config import ConfigError
+from pegahpc.launch.down import take_down
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.record import FleetRecord
 from tests.launch.conftest import Start
@@ -304,3 +305,35 @@ def test_the_folder_and_the_secret_are_their_owners_alone(start: Start) -> None:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         if os.access(entry, os.R_OK):
             assert b"pega-" not in entry.read_bytes()
+
+
+def test_a_serving_fleet_outlives_its_record_and_writes_it_anew(start: Start) -> None:
+    fleet = start("topology=ep1")
+    record = when_ready(fleet)
+    for junk in ("x", "{}", ""):
+        (fleet.folder / "record.json").write_text(junk)
+        until(lambda: fleet.record().state == "ready")
+    (fleet.folder / "record.json").write_text("x")
+    ended = take_down(fleet.folder, fleet.record(), now=False)
+    assert (ended.state, ended.reason, ended.left) == ("ended", "drained", [])
+    fleet.assert_nothing_is_left(record.ports())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_whenever_it_is_stopped_early_a_fleet_has_ended_and_not_failed(start: Start, after_s: float) -> None:
+    fleet = start("topology=ep4")
+    until(lambda: is_listening(fleet))
+    time.sleep(after_s)
+    fleet.processes()
+    fleet.launcher.send_signal(signal.SIGINT)
+    assert fleet.launcher.wait(10) == 0
+    record = fleet.record()
+    assert (record.state, record.reason) in [("ended", "stopped before it was ready"), ("ended", "drained")]
+    fleet.assert_nothing_is_left(record.ports())
+
+
+def is_listening(fleet: RunningFleet) -> bool:
+    """Whether the launcher has come so far as to drain (Python itself catches SIGINT, but not SIGHUP)."""
+    lines = Path(f"/proc/{fleet.launcher.pid}/status").read_text().splitlines()
+    (caught,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
+    return bool(caught >> (signal.SIGHUP - 1) & 1)
