@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from pegahpc.launch.record import FleetRecord, RankEntry
@@ -50,7 +51,7 @@ class ProgressView:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            self._console.print(line, soft_wrap=True)
+            self._console.print(line, soft_wrap=True, markup=False)
 
 
 def headline(record: FleetRecord) -> str:
@@ -78,5 +79,5 @@ def _table(record: FleetRecord) -> Table:
     for entry in record.ranks:
         filled = round(entry.progress * BAR_WIDTH)
         bar = f"[green]{'━' * filled}[/][dim]{'━' * (BAR_WIDTH - filled)}[/] {entry.progress:>4.0%}"
-        table.add_row(str(entry.rank), str(entry.tray), entry.host, entry.stage, bar)
+        table.add_row(str(entry.rank), str(entry.tray), escape(entry.host), escape(entry.stage), bar)
     return table

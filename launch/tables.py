@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from pegahpc.launch.phase_window import SHARES, WINDOW_S, shares
@@ -21,7 +22,7 @@ def plan_table(plan: Plan) -> Table:
     fleet = plan.fleet
     topology, cluster, engine = fleet.topology, fleet.cluster, fleet.engine
     table = Table(
-        title=f"{fleet.model.name} ({plan.line}): {topology.num_trays} trays x {topology.ranks_per_tray} ranks"
+        title=f"{escape(fleet.model.name)} ({plan.line}): {topology.num_trays} trays x {topology.ranks_per_tray} ranks"
         f" = EP{topology.ep_size}, {plan.num_experts} experts",
         caption=f"dtype {engine.dtype}, dispatcher {engine.dispatcher}, {engine.num_threads} threads a rank,"
         f" idle wait {engine.idle_wait_ms:g} ms, row invariant {'yes' if engine.row_invariant else 'no'};"
@@ -58,13 +59,13 @@ def fleets_table(records: Sequence[FleetRecord]) -> Table:
         url = record.gateway.url if record.gateway is not None and record.is_live else ""
         since_s = time.time() - (record.ended_at or record.started_at)
         table.add_row(
-            record.name,
+            escape(record.name),
             coloured(record.state),
-            record.model,
+            escape(record.model),
             str(len(record.ranks)),
-            record.host,
+            escape(record.host),
             duration(since_s),
-            url or record.reason,
+            escape(url or record.reason),
         )
     return table
 
@@ -73,8 +74,8 @@ def status_table(record: FleetRecord) -> Table:
     """One line for each rank."""
     url = record.gateway.url if record.gateway is not None else "not yet"
     table = Table(
-        title=f"{record.name}: {coloured(record.state)} {record.reason}",
-        caption=f"gateway {url}; record written {duration(record_age_s(record))} ago",
+        title=f"{escape(record.name)}: {coloured(record.state)} {escape(record.reason)}",
+        caption=f"gateway {escape(url)}; record written {duration(record_age_s(record))} ago",
         title_justify="left",
         caption_justify="left",
     )
@@ -85,9 +86,9 @@ def status_table(record: FleetRecord) -> Table:
         table.add_row(
             str(entry.rank),
             str(entry.tray),
-            entry.host,
+            escape(entry.host),
             str(entry.process.pid) if entry.process is not None else "",
-            entry.stage if entry.stage == "ready" else f"{entry.stage} {entry.progress:.0%}",
+            entry.stage if entry.stage == "ready" else f"{escape(entry.stage)} {entry.progress:.0%}",
             str(entry.step),
             str(entry.num_running),
             str(entry.num_waiting),
@@ -114,7 +115,8 @@ def checks_table(checks: Sequence[Check]) -> Table:
     for heading in ("check", "", "found", "ms"):
         table.add_column(heading, overflow="fold")
     for check in checks:
-        table.add_row(check.name, "[green]ok[/]" if check.is_ok else "[red]FAILED[/]", check.found, f"{check.ms:.0f}")
+        verdict = "[green]ok[/]" if check.is_ok else "[red]FAILED[/]"
+        table.add_row(escape(check.name), verdict, escape(check.found), f"{check.ms:.0f}")
     return table
 
 

@@ -221,11 +221,20 @@ def compose_fleet(overrides: Sequence[str]) -> FleetConfig:
         ConfigError: an unknown key or group, a wrong type, a missing or impossible value.
     """
     register()
+    _refuse_new_keys(overrides)
     try:
         with initialize_config_module(version_base="1.3", config_module="pegahpc.conf"):
             return to_fleet(compose("config", overrides=list(overrides)))
     except HydraException as error:
         raise ConfigError(_sentence(error)) from None
+
+
+def _refuse_new_keys(overrides: Sequence[str]) -> None:
+    """Hydra's `+key=value` adds a key and `~key` takes one away; the schema has all that there are."""
+    for override in overrides:
+        if override[:1] in ("+", "~"):
+            key = override.lstrip("+~").partition("=")[0]
+            raise ConfigError(f"{key}: keys are neither added (+) nor removed (~); write {key}=VALUE")
 
 
 def _sentence(error: Exception) -> str:

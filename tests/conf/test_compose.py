@@ -31,6 +31,9 @@ def test_each_topology_has_as_many_ranks_as_its_name_says(ep_size: int) -> None:
         ("gateway.port=70000", "gateway.port: 70000 is not in 0..65535"),
         ("gateway.affinity_load_bound=-1", "gateway.affinity_load_bound: -1 is below 0"),
         ("model=checkpoint", "model.path: "),
+        ("+gateway.prt=3", r"gateway.prt: keys are neither added \(\+\) nor removed"),
+        ("++gateway.prt=3", "gateway.prt: keys are neither added"),
+        ("~gateway.port", "gateway.port: keys are neither added"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_key(override: str, says: str) -> None:

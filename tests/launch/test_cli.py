@@ -21,6 +21,8 @@ TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
         (["up", "gateway.port=70000"], "gateway.port: 70000 is not in 0..65535"),
         (["up", "model.path=/nowhere"], "model.path: "),
         (["up", "--name", "../x"], "fleet.name: '../x' must be"),
+        (["up", "--name", ""], "fleet.name: '' must be"),
+        (["plan", "+gateway.prt=3"], "gateway.prt: keys are neither added"),
         (["up", "topology=ep32"], "topology.ep_size: 32 ranks do not divide 16 experts"),
         (["up", "cluster.interface=eth9"], "cluster.interface: 'eth9' is none of this machine's "),
         (["up", "engine.idle_wait_ms=9000"], "engine.idle_wait_ms: 9000 is above a quarter of gateway.stall_s"),
@@ -119,3 +121,10 @@ def test_the_command_line_costs_well_under_half_a_second_of_processor_time(pegah
     pegahpc("ls", "--home", str(tmp_path))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+@pytest.mark.parametrize("folder", ["a b", "a'b", 'a"b,c=d', "ümlaut", "${oc.env:HOME}", "[a]{b: c}"])
+def test_a_home_is_taken_as_it_is_written(pegahpc: Run, tmp_path: Path, folder: str) -> None:
+    ran = pegahpc("plan", "--json", "--home", str(tmp_path / folder))
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["fleet"]["fleet"]["home"] == str(tmp_path / folder)
