@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 
 from pegahpc.launch.frames import NONCE_BYTES, FrameError, FrameStream, SignedStream
-from pegahpc.launch.journal import RareWarning
 from pegahpc.launch.messages import (
     PROTOCOL_VERSION,
     HeadToTray,
@@ -27,6 +26,7 @@ from pegahpc.launch.messages import (
     decode_from_tray,
     encode,
 )
+from pegahpc.quiet_log import RareWarning
 from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ def test_the_shipped_model_is_the_documented_one_and_nothing_else() -> None:
 def test_the_wheel_holds_one_top_level_name_and_all_data(tmp_path: Path) -> None:
     names = build_wheel(tmp_path)
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"pegahpc"}
-    data = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "slurm").glob("*.sbatch")]
+    data = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "slurm").glob("*.md")]
     data += [path for path in (ROOT / "kernels").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     wanted = {f"pegahpc/{path.relative_to(ROOT)}" for path in data}
     wanted |= {f"pegahpc/assets/tiny-moe/{name}" for name in ASSETS} | {"pegahpc/py.typed"}
