@@ -31,13 +31,16 @@ def all_fleets(home: Path) -> list[FleetRecord]:
 
 
 def one_fleet(home: Path, name: str | None) -> FleetRecord:
-    """The named fleet; without a name the only one that lives, else the one called `pegahpc`.
+    """The named fleet; without a name the only one that lives, else the only one there is, else `pegahpc`.
 
     Raises:
         ConfigError: there is no such fleet, or several could be meant.
     """
     if name is None:
-        live = [record.name for record in all_fleets(home) if record.is_live]
+        known = all_fleets(home)
+        live = [record.name for record in known if record.is_live]
+        if not live and len(known) == 1:
+            return known[0]
         if len(live) > 1:
             raise ConfigError(f"fleet.name: {len(live)} fleets live in {home}: say --name {' or --name '.join(live)}")
         name = live[0] if live else DEFAULT_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def complain(text: str) -> None:
-    """One line on standard error."""
-    sys.stderr.write(f"pegahpc: {text}\n")
+def complain(text: str, *, is_whole: bool = False) -> None:
+    """One line on standard error; of several (a checkpoint's faults) the first and their number, or all, indented."""
+    first, *others = text.splitlines() or [""]
+    key, has_key, said = first.partition(": ")
+    if others and has_key:
+        more = re.fullmatch(r"\.\.\. and (\d+) more", others[-1])  # those beyond what a checkpoint's error lists
+        num_faults = len(others) + (int(more[1]) if more else 1)
+        first = f"{key}: {num_faults} faults, the first: {said}{'' if is_whole else ' (pegahpc plan lists them)'}"
+    sys.stderr.write("\n    ".join([f"pegahpc: {first}", *(others if is_whole else [])]) + "\n")

@@ -244,5 +244,7 @@ def _sentence(error: Exception) -> str:
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     if isinstance(found, MissingMandatoryValue):
         return f"{key}: is required; set it with {key}=VALUE"
+    if "Config search path:" in lines:  # where Hydra looked is no help: there is one place
+        lines = lines[: lines.index("Config search path:")]
     said = [line for line in lines if not line.startswith(("full_key:", "object_type=", "See https:"))]
     return f"{key}: {said[0]}" if key else " ".join(said)

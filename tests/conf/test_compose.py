@@ -44,3 +44,10 @@ def test_a_bad_value_is_refused_by_its_key(override: str, says: str) -> None:
 def test_the_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGAHPC_HOME", "/somewhere/else")
     assert str(compose_fleet(["fleet.name=a"]).folder) == "/somewhere/else/fleets/a"
+
+
+def test_of_a_group_without_such_an_option_the_options_are_named_and_no_paths() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose_fleet(["topology=ep3"])
+    said = str(refused.value)
+    assert "topology/ep3" in said and "ep16" in said and "provider" not in said and "search path" not in said

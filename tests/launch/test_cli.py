@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pegahpc.launch.printing import complain
 from tests.launch.conftest import Run
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
@@ -128,3 +129,11 @@ def test_a_home_is_taken_as_it_is_written(pegahpc: Run, tmp_path: Path, folder: 
     ran = pegahpc("plan", "--json", "--home", str(tmp_path / folder))
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["fleet"]["fleet"]["home"] == str(tmp_path / folder)
+
+
+def test_of_many_faults_the_first_and_their_number_are_said_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("model.path: a is missing\nb is missing\n... and 22 more")
+    said = "pegahpc: model.path: 24 faults, the first: a is missing"
+    assert capsys.readouterr().err == f"{said} (pegahpc plan lists them)\n"
+    complain("model.path: a is missing\nb is missing\n... and 22 more", is_whole=True)
+    assert capsys.readouterr().err == f"{said}\n    b is missing\n    ... and 22 more\n"

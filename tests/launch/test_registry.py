@@ -75,6 +75,7 @@ def test_a_process_of_another_boot_is_never_killed(tmp_path: Path) -> None:
 
 def test_without_a_name_the_only_living_fleet_is_meant(tmp_path: Path) -> None:
     put(tmp_path, "old", ProcessId.own(), "ended")
+    assert one_fleet(tmp_path, None).name == "old"  # the only one there is
     put(tmp_path, "new", ProcessId.own())
     claim.take(tmp_path / "fleets" / "new", ProcessId.own())
     assert one_fleet(tmp_path, None).name == "new"
