@@ -26,7 +26,7 @@ from pegahpc.launch.messages import (
     decode_from_tray,
     encode,
 )
-from pegahpc.quiet_log import RareWarning
+from pegahpc.limited_log import LimitedLog
 from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,12 @@ class Rendezvous:
         self._streams: dict[int, SignedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], str] = {}  # whose hello is awaited, the oldest first
-        self._warn_of_stranger = RareWarning(log)
+        self._limited = LimitedLog(log)
         self._refusals: list[str] = []
         self._has_changed = asyncio.Event()
+
+    def _warn(self, stranger: str, why: str) -> None:
+        self._limited.write(logging.WARNING, "strangers", "rendezvous: closed %s: %s", stranger, why)
 
     @asynccontextmanager
     async def open(self, host: str) -> AsyncIterator[str]:
@@ -146,7 +149,7 @@ class Rendezvous:
             with self._as_stranger(peer(writer)):
                 first = await self._first_word(stream)
         except (FrameError, TimeoutError) as error:
-            self._warn_of_stranger("rendezvous: closed %s: %s", peer(writer), str(error) or "no hello in time")
+            self._warn(peer(writer), str(error) or "no hello in time")
             writer.transport.abort()
             return stream
         if isinstance(first, Loss):
@@ -162,7 +165,7 @@ class Rendezvous:
             oldest, name = next(iter(self._strangers.items()))
             del self._strangers[oldest]
             oldest.cancel()
-            self._warn_of_stranger("rendezvous: closed %s: no hello yet, and %d others came after", name, MAX_STRANGERS)
+            self._warn(name, f"no hello yet, and {MAX_STRANGERS} others came after")
         task = asyncio.current_task()
         assert task is not None
         self._strangers[task] = who

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from pegahpc.gateway.errors import ApiError, shorten
-from pegahpc.gateway.limited_log import LimitedLog
+from pegahpc.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 

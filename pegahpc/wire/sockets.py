@@ -17,7 +17,7 @@ import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from pegahpc.quiet_log import RareWarning
+from pegahpc.limited_log import LimitedLog
 from pegahpc.wire.keys import FleetSecret
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RankSocket:
 
     def _log_refusals(self, monitor: zmq.Socket[bytes]) -> None:
         """Name each peer that was let go before its handshake was done (garbage ends without a failure event)."""
-        num_shaking, warn = 0, RareWarning(log)
+        num_shaking, limited = 0, LimitedLog(log)
         while True:
             event = zmq.Event(parse_monitor_message(monitor.recv_multipart())["event"])
             if event == zmq.Event.MONITOR_STOPPED:
@@ -86,7 +86,13 @@ class RankSocket:
                 num_shaking -= 1
             elif event in REFUSED or (event == zmq.Event.DISCONNECTED and num_shaking > 0):
                 num_shaking -= 1
-                warn("wire: refused a handshake on %s (%s)", self.endpoint, event.name)
+                limited.write(
+                    logging.WARNING,
+                    "refused handshakes",
+                    "wire: refused a handshake on %s (%s)",
+                    self.endpoint,
+                    event.name,
+                )
 
     def receive(self) -> tuple[bytes, bytes] | None:
         """(client, payload) of the next message, or None when nothing waits."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pegahpc.gateway import connections
-from pegahpc.gateway.limited_log import LimitedLog
+from pegahpc.limited_log import LimitedLog
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.fake_engine import FakeEngine, updates_for
 from tests.gateway.test_process import Gateway, ask, document, engine, stream_of  # noqa: F401 (fixtures)

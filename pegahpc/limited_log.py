@@ -1,4 +1,4 @@
-"""A log that what strangers do cannot fill."""
+"""A log that others cannot fill, whatever they do."""
 
 from __future__ import annotations
 
