@@ -178,7 +178,7 @@ def measure_start(path: Path) -> Start:
         ready_s = time.perf_counter() - started
         try:
             status = json.loads(subprocess.run([*command, "status", *at], check=True, capture_output=True).stdout)
-            rss = max(psutil.Process(rank["process"]["pid"]).memory_info().rss for rank in status["ranks"])
+            rss = max(psutil.Process(rank["pid"]).memory_info().rss for rank in status["ranks"])
         finally:
             subprocess.run([*command, "down", *at], check=True, capture_output=True)
     return Start(ready_s, rss / 1e6)
