@@ -58,14 +58,14 @@ class Received:
 
     rows_QH: torch.Tensor
     group_sizes: list[int]  # rows of each local expert; their sum is that of rows_QH
-    position_Q: torch.Tensor  # where each pair stands in rows_QH: of this rank's (local) or of the arrived ones
-    route: object  # what the dispatcher needs to bring the outputs home
+    route: object  # the dispatcher's own: what it needs to bring the outputs home
 
 
 @dataclass(frozen=True)
 class Route:
     """How the outputs of one dispatch travel home, between ranks."""
 
+    position_Q: torch.Tensor  # where each arrived pair stands among the rows
     order_Q: torch.Tensor  # pairs in sending order -> index of (row, slot)
     sent: list[int]  # pairs to each rank
     arrived: list[int]  # pairs from each rank
@@ -134,13 +134,13 @@ class LocalDispatcher:
         return Received(
             rows_QH=x_TH.index_select(0, torch.from_numpy(order_Q // num_topk).to(x_TH.device)),
             group_sizes=counts_E.tolist(),
-            position_Q=torch.from_numpy(position_Q).to(x_TH.device),
-            route=num_topk,
+            route=(torch.from_numpy(position_Q).to(x_TH.device), num_topk),
         )
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
-        assert isinstance(received.route, int)
-        return torch.unflatten(out_QH.index_select(0, received.position_Q), 0, (-1, received.route))
+        assert isinstance(received.route, tuple)
+        position_Q, num_topk = received.route
+        return torch.unflatten(out_QH.index_select(0, position_Q), 0, (-1, num_topk))
 
     def close(self) -> None:
         pass

@@ -80,14 +80,13 @@ class CollectiveDispatcher:
         return Received(
             rows_QH=torch.empty_like(rows_QH).index_copy_(0, position_Q, rows_QH),
             group_sizes=arrived_WE.sum(0).tolist(),
-            position_Q=position_Q,
-            route=Route(on(order_Q), sent, arrived, num_topk),
+            route=Route(position_Q, on(order_Q), sent, arrived, num_topk),
         )
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         route = received.route
         assert isinstance(route, Route)
-        arrived_QH = out_QH.index_select(0, received.position_Q)
+        arrived_QH = out_QH.index_select(0, route.position_Q)
         home_QH = self._exchange_rows(arrived_QH, route.arrived, route.sent)
         y_QH = torch.empty_like(home_QH).index_copy_(0, route.order_Q, home_QH)
         return torch.unflatten(y_QH, 0, (-1, route.num_topk))

@@ -92,14 +92,13 @@ class FabricDispatcher:
         return Received(
             rows_QH=torch.empty_like(rows_QH).index_copy_(0, position_Q, rows_QH),
             group_sizes=arrived_WE.sum(0).tolist(),
-            position_Q=position_Q,
-            route=Route(torch.from_numpy(order_Q), sent, arrived, num_topk),
+            route=Route(position_Q, torch.from_numpy(order_Q), sent, arrived, num_topk),
         )
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         route = received.route
         assert isinstance(route, Route)
-        parts = torch.split(out_QH.index_select(0, received.position_Q), route.arrived)
+        parts = torch.split(out_QH.index_select(0, route.position_Q), route.arrived)
         for rank, peer in self._peers.items():
             peer.windows[self._rank].outputs[: route.arrived[rank]] = parts[rank]
             ring(peer.bell_fd)

@@ -76,7 +76,7 @@ class NativeFabricDispatcher(FabricDispatcher):
         group_sizes: list[int] = self._counts_WE.sum(0).tolist()
         rows_QH = x_TH.new_empty(sum(group_sizes), x_TH.shape[1])
         self._take_rows(self._at, x_at, num_topk, *self._addresses[:3], rows_QH.data_ptr())
-        return Received(rows_QH=rows_QH, group_sizes=group_sizes, position_Q=_NO_PLACES, route=(num_rows, num_topk))
+        return Received(rows_QH=rows_QH, group_sizes=group_sizes, route=(num_rows, num_topk))
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         assert isinstance(received.route, tuple)
@@ -115,9 +115,6 @@ class NativeFabricDispatcher(FabricDispatcher):
             (ctypes.c_int32 * world_size)(*self._bells),
             ctypes.pointer(self._awaited),
         )  # fmt: skip
-
-
-_NO_PLACES = torch.empty(0, dtype=torch.int64)
 
 
 def connect(port: FabricPort, addresses: list[str], *, timeout_s: float) -> FabricDispatcher:

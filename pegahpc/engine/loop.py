@@ -90,7 +90,7 @@ class Engine:
         self._named_page_tokens = 0 if prefix_salt is None else scheduler.pool.page_tokens
         self._root = b"" if prefix_salt is None else root_name(prefix_salt)
         self.clock = PhaseClock()
-        self._publisher = Publisher(rank=rank, pool=scheduler.pool, read_times=self.phase_times)
+        self._publisher = Publisher(rank=rank, pool=scheduler.pool, read_load=self.load, read_times=self.phase_times)
         self._num_non_finite = 0
         self._is_stopping = False
         self._drain_until_s = 0.0
@@ -171,7 +171,7 @@ class Engine:
         self.status.phase = "publish"
         self.status.num_running = len(self.scheduler.running)
         self.status.num_waiting = len(self.scheduler.waiting)
-        self._publisher.publish(inbox, step=self.status.step, load=self.load(), updates=self.outbox.take())
+        self._publisher.publish(inbox, step=self.status.step, updates=self.outbox.take())
 
     def phase_times(self) -> PhaseTimes:
         """Where the loop's time went since the start."""

@@ -33,8 +33,11 @@ class Outlet(Protocol):
 class Publisher:
     """Knows the clients that attached, and what each has heard."""
 
-    def __init__(self, *, rank: int, pool: PagePool, read_times: Callable[[], PhaseTimes]) -> None:
+    def __init__(
+        self, *, rank: int, pool: PagePool, read_load: Callable[[], Load], read_times: Callable[[], PhaseTimes]
+    ) -> None:
         self._rank = rank
+        self._read_load = read_load
         self._pool = pool
         self._read_times = read_times
         self._clients: set[bytes] = set()
@@ -50,7 +53,7 @@ class Publisher:
         self._new_clients.add(client)
         self._heartbeat_at_s = 0.0
 
-    def publish(self, outlet: Outlet, *, step: int, load: Load, updates: dict[bytes, list[RequestUpdate]]) -> None:
+    def publish(self, outlet: Outlet, *, step: int, updates: dict[bytes, list[RequestUpdate]]) -> None:
         """One message for each client that has updates; to all of them when the prefix cache changed or it is time."""
         stored, removed = self._pool.take_events()
         events = KvEvents(stored=stored, removed=removed) if stored or removed else None
@@ -59,6 +62,9 @@ class Publisher:
         if is_due:
             self._heartbeat_at_s = now_s + HEARTBEAT_S
         targets = self._clients | updates.keys() if is_due or events else updates.keys()
+        if not targets:
+            return
+        load, times = self._read_load(), self._read_times() if is_due else None
         for client in targets:
             is_new = client in self._new_clients
             outputs = StepOutputs(
@@ -67,7 +73,7 @@ class Publisher:
                 load=load,
                 updates=updates.get(client, []),
                 kv_events=KvEvents(stored=self._pool.names, is_snapshot=True) if is_new else events,
-                phases=self._read_times() if is_due else None,
+                phases=times,
             )
             outlet.send(client, encode(outputs))
         self._new_clients -= targets

@@ -82,8 +82,7 @@ class SkipsWhenIdle(BEST):  # type: ignore[misc, valid-type]
         if x_TH.shape[0] or self.num_exchanges < EXCHANGES_A_STEP:  # the start barrier is kept
             received: Received = super().dispatch(x_TH, topk_idx_TK)
             return received
-        none = torch.empty(0, dtype=torch.int64)
-        return Received(rows_QH=x_TH, group_sizes=[0] * self.num_local_experts, position_Q=none, route="skipped")
+        return Received(rows_QH=x_TH, group_sizes=[0] * self.num_local_experts, route="skipped")
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         return out_QH[:, None] if received.route == "skipped" else super().combine(out_QH, received)
