@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +22,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0  # 0: off
     min_p: float = 0.0  # in [0, 1); 0: off
     seed: int = 0  # unsigned 64 bits; the gateway draws one where the user gave none
+    presence_penalty: float = 0.0  # in [-2, 2]; off the logit of every token generated before
+    frequency_penalty: float = 0.0  # in [-2, 2]; the same, once for each time that it was generated
+    repetition_penalty: float = 1.0  # above 0; prompt and generated tokens; 1: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
@@ -38,6 +42,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     max_tokens: int
     sampling: Sampling = Sampling()
     stop_token_ids: tuple[int, ...] = ()  # the model's own eos ids included, unless the user said ignore_eos
+    min_tokens: int = 0  # until so many are generated, no stop token can be drawn
+    logprobs: int | None = None  # None: none; n: the chosen token's, and those of the n best
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first; takes no prefix hit
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -112,13 +119,28 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_at_s: float
 
 
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """How probable the model thought one token, before penalties, bias and temperature.
+
+    Natural logarithms of the softmax over the model's own logits. Tokens that can never be drawn (padding of the
+    vocabulary, suppressed ids) count in that sum and are left out of `top`.
+    """
+
+    token: int
+    logprob: float
+    rank: int  # 1: the most probable of those that can be drawn, ties to the lowest id
+    top: list[tuple[int, float]]  # (token id, logprob) of the n best, in order of rank
+
+
 class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step did for one request."""
 
     id: str
     scheduled: Scheduled | None = None  # exactly once, before the first token
     cached_tokens: int | None = None  # with `scheduled`: prompt tokens whose rows were in the cache
+    prompt_logprobs: list[TokenLogprob] = []  # of prompt tokens from index 1 on, in pieces as chunks complete
     tokens: list[int] = []  # none while prefill goes on; more than one when drafts are accepted
+    logprobs: list[TokenLogprob] = []  # one for each of `tokens`, when they were asked for
     terminal: Terminal | None = None
 
 
