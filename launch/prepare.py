@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from pegahpc.config import ConfigError, FleetConfig
@@ -17,7 +18,7 @@ from pegahpc.launch.fleets import kill_survivors, look
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.journal import add_event
 from pegahpc.launch.record import drop_temp_files, new_record, prepare_folder, read_record, write_record
-from pegahpc.plan import Plan
+from pegahpc.plan import Plan, source_hash
 from pegahpc.wire.keys import FleetSecret
 
 EXIT_GRACE_S = 2.0  # for a launcher that has given the name back and only has to exit
@@ -66,7 +67,7 @@ def _lay_out(plan: Plan, launcher: ProcessId, programs: Programs) -> FleetBoot:
         )
         FleetSecret.create().save(boot.secret_path)
         record = new_record(name=fleet.fleet.name, run_id=boot.run_id, model=fleet.model.name, launcher=launcher)
-        record.fingerprint = plan.fingerprint
+        record.fingerprint, record.source, record.config = plan.fingerprint, source_hash(), asdict(fleet)
         write_record(folder, record)
         add_event(folder, "starting", run_id=boot.run_id, world_size=fleet.topology.world_size)
         return boot

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -69,6 +69,8 @@ class FleetRecord(msgspec.Struct, kw_only=True):
     host: str
     boot_id: str
     fingerprint: str = ""
+    source: str = ""  # of the code that it runs (`pegahpc.plan.source_hash`)
+    config: dict[str, Any] = {}  # resolved, as `pegahpc plan --json` shows it
     launcher: ProcessId
     trays: list[TrayEntry] = []
     ranks: list[RankEntry] = []

@@ -180,18 +180,19 @@ def _fingerprint(fleet: FleetConfig, wanted: list[TensorSpec]) -> str:
     """Equal on every tray, or the rendezvous refuses: configuration, source, model config, tensor names and shapes."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(msgspec.json.encode(asdict(fleet)))
-    digest.update(_source_hash())
+    digest.update(source_hash().encode())
     digest.update((Path(fleet.model.path) / "config.json").read_bytes())
     digest.update(msgspec.json.encode([(tensor.name, tensor.shape) for tensor in wanted]))
     return digest.hexdigest()
 
 
 @cache
-def _source_hash() -> bytes:
+def source_hash() -> str:
+    """Of the package's own files, 32 hex digits: what tells one state of the code from another, committed or not."""
     digest = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parent
     for part in (package, *(path for path in sorted(package.iterdir()) if path.is_dir())):
         for pattern in ("*.py",) if part == package else ("**/*.py", "**/*.c"):
             for file in sorted(part.glob(pattern)):
                 digest.update(file.read_bytes())
-    return digest.digest()
+    return digest.hexdigest()
