@@ -112,18 +112,15 @@ def _is_anothers(name: str) -> bool:
     """Whether a living process holds it: when a fleet has no process any more, that is no process of it."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     inodes = [f"socket:[{line.split()[6]}]" for line in lines if line.endswith(f" {name}")]
-    for pid in psutil.pids():
-        files = {_link(pid, f"fd/{fd}") for fd in _files(pid)}
-        if files & {*inodes, f"/dev/shm/{name}"}:
-            return True
-    return False
+    return any(files_of(pid) & {*inodes, f"/dev/shm/{name}"} for pid in psutil.pids())
 
 
-def _files(pid: int) -> list[str]:
+def files_of(pid: int) -> set[str]:
+    """What a process has open; it may close some of it, or end, while we look."""
     try:
-        return os.listdir(f"/proc/{pid}/fd")
+        return {_link(pid, f"fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
     except OSError:
-        return []
+        return set()
 
 
 def _environment(pid: int) -> bytes:

@@ -19,7 +19,7 @@ from pegahpc.launch.endpoint import Endpoint, EndpointError
 from pegahpc.moe.fabric import FabricPort, SlabShape, fetch
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.messages import Attach, Request, encode
-from tests.fleet.live_fleet import ANSWER, LiveFleet
+from tests.fleet.live_fleet import ANSWER, LiveFleet, files_of
 from tests.fleet.strangers import Strangers
 
 pytestmark = pytest.mark.slow
@@ -153,6 +153,6 @@ def test_another_user_who_sits_on_a_fabric_port_does_not_keep_the_peers_waiting(
 def test_a_fabric_port_is_closed_when_all_peers_have_come(fleet: LiveFleet) -> None:
     names = Path("/proc/net/unix").read_text()
     for pid in fleet.who().values():
-        inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        held = [line for line in names.splitlines() if f"socket:[{line.split()[6]}]" in inodes]
+        files = files_of(pid)
+        held = [line for line in names.splitlines() if f"socket:[{line.split()[6]}]" in files]
         assert not [line for line in held if "@pegahpc" in line]
