@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pegahpc.config import ConfigError
+from pegahpc.config import ConfigError, check_fleet_name
 from pegahpc.launch import claim
 from pegahpc.launch.identity import ProcessId, boot_id
 from pegahpc.launch.journal import add_event
@@ -34,7 +34,7 @@ def one_fleet(home: Path, name: str | None) -> FleetRecord:
     """The named fleet; without a name the only one that lives, else the only one there is, else `pegahpc`.
 
     Raises:
-        ConfigError: there is no such fleet, or several could be meant.
+        ConfigError: there is no such fleet, several could be meant, or no fleet can have this name.
     """
     if name is None:
         known = all_fleets(home)
@@ -44,6 +44,7 @@ def one_fleet(home: Path, name: str | None) -> FleetRecord:
         if len(live) > 1:
             raise ConfigError(f"fleet.name: {len(live)} fleets live in {home}: say --name {' or --name '.join(live)}")
         name = live[0] if live else DEFAULT_NAME
+    check_fleet_name(name)
     record = look(home / "fleets" / name)
     if record is None:
         raise ConfigError(f"fleet.name: no fleet {name!r} in {home}; start one with: pegahpc up --name {name}")

@@ -36,6 +36,12 @@ def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{key}: {value!r} is none of {', '.join(choices)}")
 
 
+def check_fleet_name(name: str) -> None:
+    """Refuse what is no name of a fleet; it becomes a folder's."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"fleet.name: {name!r} must be 1 to 64 letters, digits, '.', '_' or '-'")
+
+
 @dataclass(kw_only=True)
 class LifeConfig:
     """`fleet.*`: the fleet's name, its home, and the bounds of its waits."""
@@ -47,8 +53,7 @@ class LifeConfig:
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise ConfigError(f"fleet.name: {self.name!r} must be 1 to 64 letters, digits, '.', '_' or '-'")
+        check_fleet_name(self.name)
         self.home = str(Path(os.path.expanduser(self.home)).absolute())
         for key in ("rendezvous_timeout_s", "ready_timeout_s", "drain_timeout_s"):
             _at_least(f"fleet.{key}", getattr(self, key), 0.1, " s")

@@ -27,6 +27,11 @@ TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
         (["up", "topology=ep32"], "topology.ep_size: 32 ranks do not divide 16 experts"),
         (["up", "cluster.interface=eth9"], "cluster.interface: 'eth9' is none of this machine's "),
         (["up", "engine.idle_wait_ms=9000"], "engine.idle_wait_ms: 9000 is above a quarter of gateway.stall_s"),
+        *[
+            ([command, "--name", "../x"], "fleet.name: '../x' must be 1 to 64 letters")
+            for command in ("status", "logs", "url", "chat", "smoke", "down")
+        ],
+        (["status", "--name", ""], "fleet.name: '' must be"),
         (["status", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),
         (["url"], "fleet.name: no fleet 'pegahpc' in "),
         (["down", "--name", "nobody"], "fleet.name: no fleet 'nobody' in "),
