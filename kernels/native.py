@@ -1,11 +1,13 @@
 """Our own CPU kernels in C: compiled once for this processor, loaded by ctypes, absent without harm. No torch here.
 
 The library lies in a cache folder under a name made of the source, the compiler and the processor, so that a node
-of another kind on a shared home builds its own. Without a C compiler, or a writable cache, the torch kernels serve.
+of another kind on a shared home builds its own. It ends in a seal: a file that was cut off or changed is built anew,
+once. Without a C compiler, or a writable cache, the torch kernels serve.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -14,6 +16,8 @@ import platform
 import secrets
 import shutil
 import subprocess
+import time
+from _ctypes import dlclose
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +27,7 @@ log = logging.getLogger(__name__)
 SOURCES = tuple(Path(__file__).parent / "csrc" / name for name in ("cpu.c", "fabric.c"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60
+SEAL_BYTES = 16  # the file's last: a hash of all before. To dlopen a file that was cut off can be the end (SIGBUS)
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: Mapping[str, Sequence[type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_float]]] = {
@@ -45,15 +50,10 @@ RETURNS_STATUS = ("fabric_dispatch", "fabric_combine")  # an int64; the others r
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, built now if they are not in the cache; None where they cannot be had (logged once)."""
     try:
-        loaded = ctypes.CDLL(str(_built()))
+        return _load_or_build()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("native CPU kernels are not available, torch's are used: %s", error)
         return None
-    for name, signature in SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes = signature
-        function.restype = _INT if name in RETURNS_STATUS else None
-    return loaded
 
 
 def cache_folder() -> Path:
@@ -66,38 +66,84 @@ def cache_folder() -> Path:
     return Path(root) / "pegahpc"
 
 
-def _built() -> Path:
+def _load_or_build() -> ctypes.CDLL:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("no C compiler (cc, gcc or clang) on PATH")
+    path = cache_folder() / f"cpu-{_key(compiler)}.so"
+    if path.exists():
+        try:
+            return _load(path)
+        except OSError as error:
+            log.warning("native CPU kernels are built again, %s cannot be used: %s", path, error)
+    _compile(compiler, path)
+    return _load(path)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """Load a library and declare its functions.
+
+    Raises:
+        OSError: it is not as it was built, is for another processor, or lacks a function.
+    """
+    content = path.read_bytes()
+    if _seal(content[:-SEAL_BYTES]) != content[-SEAL_BYTES:]:
+        raise OSError("the file is not as it was built")
+    loaded = ctypes.CDLL(str(path))
+    try:
+        for name, signature in SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.argtypes = signature
+            function.restype = _INT if name in RETURNS_STATUS else None
+    except AttributeError as error:
+        dlclose(loaded._handle)  # else the linker takes the next file of this name for this one
+        raise OSError(error) from None
+    return loaded
+
+
+def _seal(built: bytes) -> bytes:
+    return hashlib.blake2b(built, digest_size=SEAL_BYTES).digest()
+
+
+def _key(compiler: str) -> str:
+    """What the compiled code depends on, as one word."""
     key = hashlib.blake2b(digest_size=12)
     for part in (
         *(source.read_bytes() for source in SOURCES),
         " ".join(FLAGS).encode(),
         compiler.encode(),
         _processor().encode(),
+        f"seal {SEAL_BYTES}".encode(),
     ):
         key.update(part)
-    path = cache_folder() / f"cpu-{key.hexdigest()}.so"
-    if not path.exists():
-        _compile(compiler, path)
-    return path
+    return key.hexdigest()
 
 
 def _compile(compiler: str, path: Path) -> None:
     """Many ranks may build at once: each writes its own file, and the last rename wins with the same content."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_temp_files(path.parent)
     temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         command = [compiler, *FLAGS, "-o", str(temp), *map(str, SOURCES), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[:500]}")
-        with temp.open("rb") as file:
+        with temp.open("r+b") as file:
+            file.write(_seal(file.read()))
+            file.flush()
             os.fsync(file)  # a machine that dies now must not leave an empty library under the final name
         os.replace(temp, path)
     finally:
         temp.unlink(missing_ok=True)
+
+
+def _drop_temp_files(folder: Path) -> None:
+    """Remove what builds that were killed have left."""
+    for temp in folder.glob(".cpu-*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - temp.stat().st_mtime > 2 * COMPILE_TIMEOUT_S:
+                temp.unlink()
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,73 @@ def test_a_cached_library_is_not_built_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(native, "_compile", lambda compiler, path: pytest.fail("it was compiled again"))
     native.library.cache_clear()
     assert native.library() is not None
+
+
+def cut(built: bytes) -> bytes:
+    return built[: len(built) // 2]
+
+
+def with_another_bit(built: bytes) -> bytes:
+    return built[:5000] + bytes([built[5000] ^ 1]) + built[5001:]
+
+
+def sealed(built: bytes) -> bytes:
+    """As the file ends: 16 bytes of BLAKE2b over all before."""
+    return built + hashlib.blake2b(built, digest_size=16).digest()
+
+
+def for_another_processor(built: bytes) -> bytes:
+    return sealed(built[:18] + b"\xff\x7f" + built[20:-16])  # e_machine of the ELF header
+
+
+def without_a_function(built: bytes) -> bytes:
+    return sealed(built[:-16].replace(b"\0rms_norm\0", b"\0rms_nope\0"))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda built: b"", "not as it was built"),
+        (cut, "not as it was built"),
+        (with_another_bit, "not as it was built"),
+        (for_another_processor, "cannot open shared object file"),
+        (without_a_function, "undefined symbol: rms_norm"),
+    ],
+)
+def test_a_library_that_cannot_be_used_is_built_again_once_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[bytes], bytes],
+    says: str,
+) -> None:
+    loaded = native.library()
+    assert loaded is not None
+    whole = Path(loaded._name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    damaged = tmp_path / "pegahpc" / whole.name
+    damaged.parent.mkdir()
+    damaged.write_bytes(damage(whole.read_bytes()))
+    native.library.cache_clear()
+    assert choose("rms_norm", CPU) == "native"
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith(f"native CPU kernels are built again, {damaged} cannot be used: ") and says in warning
+    native.library.cache_clear()
+    assert native.library() is not None and len(warnings_of(caplog)) == 1
+    assert [file.name for file in damaged.parent.iterdir()] == [whole.name]
+
+
+@needs_compiler
+def test_what_a_killed_build_left_is_removed_by_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "pegahpc").mkdir()
+    old, new = (tmp_path / "pegahpc" / f".cpu-{age}.so.1.tmp" for age in ("old", "new"))
+    for temp in (old, new):
+        temp.touch()
+    os.utime(old, (0, 0))
+    assert native.library() is not None
+    assert not old.exists() and new.exists()
 
 
 @needs_compiler
