@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining, fleet_ended
+from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining, fleet_ended, refused_field
 
 
 class Gate:
@@ -21,25 +21,31 @@ class Gate:
         self.has_ended = False  # the fleet has failed; nobody is left to ask
 
     @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """A place for the time of the block.
+    def enter(self, num_places: int = 1) -> Iterator[None]:
+        """Places for the time of the block, one for each sequence that is made.
 
         Raises:
-            ApiError: 503 while draining and after the fleet's end, 429 when all places are taken.
+            ApiError: 503 while draining and after the fleet's end, 429 when too few places are free, 400 when there
+                are not as many.
         """
         if self.has_ended:
             raise fleet_ended()
         if self.is_draining:
             raise draining()
-        if self._num_inside >= self._limit:
-            message = f"All {self._limit} places (gateway.max_concurrent_requests) are taken; try again."
+        if num_places > self._limit:
+            many = f"{num_places} choices are more than the {self._limit} places (gateway.max_concurrent_requests)"
+            raise refused_field("n", many)
+        if self._num_inside + num_places > self._limit:
+            message = (
+                f"{self._num_inside} of {self._limit} places (gateway.max_concurrent_requests) are taken; try again."
+            )
             raise ApiError(429, message, kind="rate_limit_error", code="too_many_requests", retry_after_s=RETRY_AFTER_S)
-        self._num_inside += 1
+        self._num_inside += num_places
         self._is_empty.clear()
         try:
             yield
         finally:
-            self._num_inside -= 1
+            self._num_inside -= num_places
             if not self._num_inside:
                 self._is_empty.set()
 

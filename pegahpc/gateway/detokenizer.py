@@ -18,6 +18,11 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Detokenizer(Protocol):
     """One request's text, fed step by step."""
 
+    @property
+    def is_mid_character(self) -> bool:
+        """Whether the last token left a character incomplete."""
+        ...
+
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
         ...
@@ -36,7 +41,13 @@ class ByteDetokenizer:
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._bytes = token_bytes
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = self._decoder.decode
+
+    @property
+    def is_mid_character(self) -> bool:
+        """Whether bytes wait for the rest of their character."""
+        return bool(self._decoder.getstate()[0])
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete; ids outside of the vocabulary show nothing."""
@@ -60,6 +71,11 @@ class WindowDetokenizer:
         self._byte_ids = byte_ids
         self._window: list[int] = []
         self._shown = ""  # the window's text that the client has
+
+    @property
+    def is_mid_character(self) -> bool:
+        """Whether a run of byte tokens goes on."""
+        return bool(self._window) and self._window[-1] in self._byte_ids
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
@@ -94,6 +110,14 @@ def byte_table(tokenizer: Tokenizer, special_ids: frozenset[int]) -> list[bytes]
             is_bytes = all(char in alphabet for char in token)
             table[idx] = bytes(alphabet[char] for char in token) if is_bytes else token.encode()
     return table
+
+
+def token_bytes(tokenizer: Tokenizer, token: int, byte_ids: frozenset[int]) -> bytes | None:
+    """What a token of another decoder stands for: its byte, or its text with spaces for sentencepiece's marks."""
+    piece = tokenizer.id_to_token(token)
+    if piece is None:
+        return None
+    return bytes([int(piece[3:5], 16)]) if token in byte_ids else piece.replace("\u2581", " ").encode()
 
 
 def byte_token_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -15,7 +15,7 @@ from pegahpc.gateway.errors import ApiError
 from pegahpc.gateway.metrics import GatewayMetrics
 from pegahpc.gateway.rank_link import AttachError, RankLink
 from pegahpc.gateway.router import RouteHint, Router
-from pegahpc.gateway.streams import Stream
+from pegahpc.gateway.streams import Mailbox, Stream
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.messages import HEARTBEAT_S, Abort, Request
 from pegahpc.wire.sockets import connect_to_rank
@@ -79,15 +79,20 @@ class Engines:
         self._context.term()
 
     @contextlib.contextmanager
-    def open(self, request: Request, *, hint: RouteHint, arrived_s: float, wakes_each_step: bool) -> Iterator[Stream]:
+    def open(
+        self, request: Request, *, hint: RouteHint, arrived_s: float, mailbox: Mailbox, index: int
+    ) -> Iterator[Stream]:
         """Send a request to the rank that the router chooses; leaving before its terminal aborts it there.
+
+        Args:
+            mailbox: where its updates are announced, as those of number `index`.
 
         Raises:
             ApiError: 503 when no rank makes progress.
         """
         link = self._choose(hint)
         times = link.metrics.times(arrived_s, num_prompt_tokens=len(request.prompt_tokens))
-        stream = Stream(request.id, times=times, wakes_each_step=wakes_each_step)
+        stream = Stream(request.id, times=times, mailbox=mailbox, index=index)
         link.streams[request.id] = stream
         link.view.on_sent(request.id)
         link.send(request)

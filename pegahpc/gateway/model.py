@@ -8,10 +8,10 @@ from pathlib import Path
 from pegahpc.config import ModelConfig
 from pegahpc.gateway.errors import context_overflow, refused_field
 from pegahpc.gateway.openai import Chat, Generation
+from pegahpc.gateway.planned import Planned, Prompt, plan
 from pegahpc.gateway.templates import missing_template
 from pegahpc.gateway.tokenizer import TextCodec, chat_template, eos_token_ids, read_json
 from pegahpc.page_names import model_salt, page_names, root_name
-from pegahpc.wire.messages import Request
 
 
 class ServedModel:
@@ -37,23 +37,21 @@ class ServedModel:
         self._page_tokens = page_tokens
         self._root_name = root_name(model_salt(folder))
 
-    def to_request(self, generation: Generation, request_id: str) -> Request:
-        """What goes over the wire. Renders and tokenizes: call it off the event loop.
+    def plan(self, generation: Generation, request_id: str) -> list[Planned]:
+        """The requests of all choices, prompt by prompt. Renders and tokenizes: call it off the event loop.
 
         Raises:
             ApiError: 400 for messages that the template refuses, for ids outside of the vocabulary, for an empty
                 prompt, and for one that does not fit the context.
         """
-        tokens = self._prompt_tokens(generation)
-        stop_ids = generation.stop_token_ids + (() if generation.ignore_eos else self._eos_ids)
         self._check_ids("stop_token_ids", generation.stop_token_ids)
-        return Request(
-            id=request_id,
-            prompt_tokens=tokens,
-            max_tokens=self._max_tokens(generation, len(tokens)),
-            sampling=generation.sampling,
-            stop_token_ids=tuple(sorted(set(stop_ids))),
-        )
+        self._check_ids("logit_bias", [token for token, _ in generation.sampling.logit_bias])
+        prompts = [self._prompt(generation, idx) for idx in range(generation.num_prompts)]
+        max_tokens = [self._max_tokens(generation, idx, len(prompt.tokens)) for idx, prompt in enumerate(prompts)]
+        if generation.min_tokens > min(max_tokens):
+            raise refused_field("min_tokens", f"{generation.min_tokens} is more than max_tokens, {min(max_tokens)}")
+        stop = generation.stop_token_ids + (() if generation.ignore_eos else self._eos_ids)
+        return plan(generation, prompts, request_id, max_tokens=max_tokens, stop=stop)
 
     def prefix_names(self, prompt_tokens: list[int]) -> list[bytes]:
         """Names of the prompt's pages that a cache may have: full ones, but not the one with the last token.
@@ -62,33 +60,46 @@ class ServedModel:
         """
         return page_names(prompt_tokens[:-1], self._page_tokens, self._root_name)
 
-    def _prompt_tokens(self, generation: Generation) -> list[int]:
-        prompt = generation.prompt
-        if isinstance(prompt, str):
-            tokens = self.codec.encode(prompt, add_special_tokens=True)
-        elif isinstance(prompt, Chat):
+    def _prompt(self, generation: Generation, idx: int) -> Prompt:
+        tokens = self._prompt_tokens(generation, idx)
+        if not tokens:
+            raise refused_field(generation.prompt_param(idx), "is empty: there is no token to start from")
+        echo = self._echo(generation, idx, tokens) if generation.is_echoed else ""
+        return Prompt(tokens, self.prefix_names(tokens), echo)
+
+    def _prompt_tokens(self, generation: Generation, idx: int) -> list[int]:
+        if isinstance(generation.prompts, Chat):
             if self._template is None:
                 raise missing_template(self.name)
-            tokens = self.codec.encode(self._template.render(prompt.messages), add_special_tokens=False)
-        else:
-            self._check_ids("prompt", prompt)
-            tokens = prompt
-        if not tokens:
-            raise refused_field(generation.prompt_param, "is empty: there is no token to start from")
-        return tokens
+            return self.codec.encode(self._template.render(generation.prompts.messages), add_special_tokens=False)
+        prompt = generation.prompts[idx]
+        if isinstance(prompt, str):
+            return self.codec.encode(prompt, add_special_tokens=True)
+        self._check_ids(generation.prompt_param(idx), prompt)
+        return prompt
+
+    def _echo(self, generation: Generation, idx: int, tokens: list[int]) -> str:
+        """A text comes back as it was sent; token ids as they are shown, without special tokens."""
+        assert not isinstance(generation.prompts, Chat)
+        prompt = generation.prompts[idx]
+        if isinstance(prompt, str):
+            return prompt
+        detokenizer = self.codec.detokenizer()
+        return detokenizer.feed(tokens) + detokenizer.finish()
 
     def _check_ids(self, param: str, ids: list[int] | tuple[int, ...]) -> None:
         highest = max(ids, default=0)
         if highest >= self._vocab_size:
             raise refused_field(param, f"token id {highest} is outside of the vocabulary of {self._vocab_size}")
 
-    def _max_tokens(self, generation: Generation, num_prompt_tokens: int) -> int:
+    def _max_tokens(self, generation: Generation, idx: int, num_prompt_tokens: int) -> int:
         left = self.max_model_len - num_prompt_tokens
-        if left < (generation.max_tokens or 1):
+        wanted = generation.max_tokens
+        if left < (1 if wanted is None else wanted):
             raise context_overflow(
                 num_prompt_tokens=num_prompt_tokens,
-                max_tokens=generation.max_tokens,
+                max_tokens=wanted,
                 limit=self.max_model_len,
-                param=generation.prompt_param,
+                param=generation.prompt_param(idx),
             )
-        return generation.max_tokens or min(self._default_max_tokens, left)
+        return min(self._default_max_tokens, left) if wanted is None else wanted

@@ -8,12 +8,11 @@ from typing import Any
 from pegahpc.gateway.errors import refused_field
 
 # Field -> the values that ask for nothing. 0 and False are told apart.
-NO_OPS: Mapping[str, tuple[object, ...]] = {
+NO_OPS: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (None, True),
     "allowed_token_ids": (None,),
     "audio": (None,),
     "bad_words": (None, []),
-    "best_of": (None, 1),
     "cache_salt": (None,),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
@@ -21,27 +20,22 @@ NO_OPS: Mapping[str, tuple[object, ...]] = {
     "detokenize": (None, True),
     "documents": (None, []),
     "early_stopping": (None, False),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
-    "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "metadata": (None, {}),
-    "min_tokens": (None, 0),
     "modalities": (None, ["text"]),
-    "n": (None, 1),
+    "moderation": (None,),
     "parallel_tool_calls": (None, True, False),  # says nothing without tools
     "prediction": (None,),
-    "presence_penalty": (None, 0),
     "priority": (None, 0),
-    "prompt_logprobs": (None,),
+    "prompt_cache_key": (None,),
+    "prompt_cache_options": (None,),
+    "prompt_cache_retention": (None,),
     "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "return_token_ids": (None, False),
+    "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
@@ -49,12 +43,13 @@ NO_OPS: Mapping[str, tuple[object, ...]] = {
     "suffix": (None,),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
+CHAT_NO_OPS = NO_OPS | {"best_of": (None, 1), "echo": (None, False)}
+COMPLETION_NO_OPS = NO_OPS | {"top_logprobs": (None, 0)}
 STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
     "continuous_usage_stats": (None, False),
     "include_obfuscation": (None, False),

@@ -1,42 +1,37 @@
-"""One request's answer as it grows: tokens to text, stop strings, the finish reason and the usage."""
+"""One sequence's answer as it grows: its text, the logprobs to show, how it ended, and what it cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
-
-import msgspec
 
 from pegahpc.gateway.detokenizer import Detokenizer
 from pegahpc.gateway.errors import ApiError, engine_failed, from_terminal
+from pegahpc.gateway.openai import Generation
+from pegahpc.gateway.planned import Planned, Prompt
 from pegahpc.gateway.stop_strings import StopStrings
-from pegahpc.wire.messages import Finished, RequestUpdate
-
-
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, those that the prefix cache had."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens as the engine counted them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+from pegahpc.gateway.text import PlainText, Shown, Text, TokenText, echoed
+from pegahpc.wire.messages import Finished, RequestUpdate, TokenLogprob
 
 
 class Output:
     """Fed with a stream's updates until it `is_over`; then either `finish_reason` or `failure` is set."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, num_prompt_tokens: int) -> None:
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_cached_tokens = 0
-        self._num_tokens = 0
+    def __init__(self, generation: Generation, planned: Planned, new_detokenizer: Callable[[], Detokenizer]) -> None:
+        sent = planned.request
+        self._text = _text(generation, planned, new_detokenizer())
+        self._prompt = planned.prompt if generation.is_echoed else None  # until it is echoed
+        self._echoed: list[Shown] = []
+        self._new_detokenizer = new_detokenizer
+        self._shows_logprobs = generation.logprobs is not None
+        self._includes_stop = generation.includes_stop
+        self._has_logprobs = sent.logprobs is not None
+        self._num_prompt_logprobs = 0 if sent.prompt_logprobs is None else len(sent.prompt_tokens) - 1
+        self._sum_logprobs = 0.0
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.num_prompt_tokens = len(sent.prompt_tokens)
+        self.num_cached_tokens = 0
+        self.num_tokens = 0  # made, the stop token and the tokens of a stop string included
         self.finish_reason: Literal["stop", "length"] | None = None
         self.failure: ApiError | None = None
 
@@ -51,46 +46,84 @@ class Output:
         return self.finish_reason or ("error" if self.failure else "abort")
 
     @property
-    def usage(self) -> Usage:
-        """What was read and made, the stop token and the tokens of a stop string included."""
-        return Usage(
-            prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=self._num_tokens,
-            total_tokens=self._num_prompt_tokens + self._num_tokens,
-            prompt_tokens_details=PromptTokensDetails(self._num_cached_tokens),
-        )
+    def mean_logprob(self) -> float:
+        """Of all tokens that were made; 0 for none."""
+        return self._sum_logprobs / max(self.num_tokens, 1)
+
+    def take_shown(self) -> list[Shown]:
+        """The tokens, with their logprobs, whose text `feed` has given since the last call."""
+        taken, self._echoed = self._echoed + self._text.take_shown(), []
+        return taken
 
     def feed(self, updates: Sequence[RequestUpdate]) -> str:
         """Take updates in order, return the text to show for them."""
         return "".join([self._feed_one(update) for update in updates])
 
     def _feed_one(self, update: RequestUpdate) -> str:
-        self._num_tokens += len(update.tokens)
+        tokens, terminal = update.tokens, update.terminal
+        self.num_tokens += len(tokens)
         if update.cached_tokens is not None:
-            self._num_cached_tokens = update.cached_tokens
+            self.num_cached_tokens = update.cached_tokens
+        if self._has_logprobs or self._num_prompt_logprobs:
+            self._take_logprobs(update)
         if self.is_over:  # after a stop string: counted, not shown
             return ""
-        terminal = update.terminal
-        is_stopped = isinstance(terminal, Finished) and terminal.reason == "stop"
-        shown = self._stops.feed(self._detokenizer.feed(update.tokens[:-1] if is_stopped else update.tokens))
-        if terminal is not None and not self._stops.has_matched:
-            shown += self._stops.feed(self._detokenizer.finish())
-        if self._stops.has_matched:
+        if isinstance(terminal, Finished) and terminal.reason == "stop" and not self._includes_stop:
+            tokens = tokens[:-1]
+        shown = self._text.feed(tokens, update.logprobs)
+        if self._prompt is not None and (update.tokens or terminal is not None):
+            shown = self._echo(self._prompt) + shown
+        if terminal is not None:
+            shown += self._text.finish()
+        if self._text.has_stopped:
             self.finish_reason = "stop"
         elif isinstance(terminal, Finished):
-            shown += self._stops.flush()
             self._finish(terminal)
         elif terminal is not None:
             self.failure = from_terminal(terminal)
         return shown
 
+    def _echo(self, prompt: Prompt) -> str:
+        """What stands before the first token: by then, all of the prompt's logprobs have come."""
+        self._prompt = None
+        if self._shows_logprobs:
+            self._echoed = echoed(self._new_detokenizer(), prompt.echo, prompt.tokens, self.prompt_logprobs)
+        return prompt.echo
+
+    def _take_logprobs(self, update: RequestUpdate) -> None:
+        self.prompt_logprobs += update.prompt_logprobs
+        self._sum_logprobs += sum(of.logprob for of in update.logprobs)
+        if self._has_logprobs and len(update.logprobs) != len(update.tokens):
+            self.failure = engine_failed(
+                f"The engine gave {len(update.logprobs)} logprobs of {len(update.tokens)} tokens."
+            )
+
     def _finish(self, finished: Finished) -> None:
         """Hold the engine's count against the tokens that came: a hole in the text must not pass for an answer."""
         counted = (finished.prompt_tokens, finished.completion_tokens)
-        if counted == (self._num_prompt_tokens, self._num_tokens):
-            self.finish_reason = finished.reason
-        else:
+        if counted != (self.num_prompt_tokens, self.num_tokens):
             self.failure = engine_failed(
                 f"The engine counted {counted[0]} + {counted[1]} tokens, the gateway has"
-                f" {self._num_prompt_tokens} + {self._num_tokens}: part of the answer was lost."
+                f" {self.num_prompt_tokens} + {self.num_tokens}: part of the answer was lost."
             )
+        elif len(self.prompt_logprobs) != self._num_prompt_logprobs:
+            self.failure = engine_failed(
+                f"The engine gave {len(self.prompt_logprobs)} logprobs of {self.num_prompt_tokens} prompt tokens."
+            )
+        else:
+            self.finish_reason = finished.reason
+
+
+def _text(generation: Generation, planned: Planned, detokenizer: Detokenizer) -> Text:
+    """The plain one where nobody asks which token a piece of text comes from."""
+    stops = StopStrings(generation.stop, shows_match=generation.includes_stop)
+    has_logprobs = generation.logprobs is not None
+    if not has_logprobs and not (generation.stop and generation.min_tokens):
+        return PlainText(detokenizer, stops)
+    return TokenText(
+        detokenizer,
+        stops,
+        first_unstoppable=generation.min_tokens,
+        num_echoed=len(planned.prompt.echo),
+        has_logprobs=has_logprobs,
+    )

@@ -1,18 +1,39 @@
-"""The documents of the two endpoints: whole answers, and server-sent events that are encoded but for their text."""
+"""The documents of the two endpoints: what tells one from the other, and whole answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from pegahpc.gateway.logprob_shapes import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    LogprobShape,
+    chat_logprobs,
+    completion_logprobs,
+)
+from pegahpc.gateway.model import ServedModel
 from pegahpc.gateway.openai import Generation, parse_chat, parse_completion
-from pegahpc.gateway.output import Usage
+from pegahpc.gateway.text import Shown
 
-DONE = b"data: [DONE]\n\n"
-to_json = msgspec.json.encode
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens, those that the prefix cache had."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens as the engine counted them: a prompt once, however many choices it has; of candidates all of them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +41,10 @@ class Shape:
     """What tells /v1/chat/completions from /v1/completions.
 
     Args:
-        opening: the choice of a stream's first event; b"" where there is none.
+        opening: a choice's first event in a stream; b"" where there is none.
         text_key: the choice's beginning, up to its text; `text_end` closes what it opens.
         last: the fields of the choice that carries the finish reason.
+        has_prompt_logprobs_on_top: where they stand: beside the choices, or in each of them.
     """
 
     parse: Callable[[bytes, str], Generation]
@@ -34,6 +56,8 @@ class Shape:
     text_end: bytes
     last: bytes
     whole_choice: Callable[[str], dict[str, Any]]
+    logprobs: LogprobShape
+    has_prompt_logprobs_on_top: bool
 
 
 CHAT = Shape(
@@ -46,6 +70,8 @@ CHAT = Shape(
     text_end=b"}",
     last=b'"delta":{}',
     whole_choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    logprobs=chat_logprobs,
+    has_prompt_logprobs_on_top=True,
 )
 COMPLETION = Shape(
     parse=parse_completion,
@@ -57,57 +83,29 @@ COMPLETION = Shape(
     text_end=b"",
     last=b'"text":""',
     whole_choice=lambda text: {"text": text},
+    logprobs=completion_logprobs,
+    has_prompt_logprobs_on_top=False,
 )
 
 
-class Events:
-    """The server-sent events of one stream. All but text and finish reason is encoded once.
+class Answer:
+    """What all documents of one answer share.
 
     Args:
-        include_usage: whether a last event carries the usage (and all others say `"usage":null`).
+        token_bytes: what a token id stands for.
     """
 
-    def __init__(self, shape: Shape, *, request_id: str, model: str, created: int, include_usage: bool) -> None:
-        head = {"id": request_id, "object": shape.chunk_object, "created": created, "model": model}
-        self._head = b"data: " + to_json(head)[:-1]
-        self._choice = self._head + b',"choices":[{"index":0,'
-        self._end = b"}]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
-        self._before = self._choice + shape.text_key
-        self._after = shape.text_end + b',"logprobs":null,"finish_reason":null' + self._end
-        self._shape = shape
-        self._include_usage = include_usage
+    def __init__(self, shape: Shape, generation: Generation, *, request_id: str, model: ServedModel) -> None:
+        self.shape = shape
+        self.generation = generation
+        self.token_bytes = model.codec.token_bytes
+        self._head = {"id": request_id, "created": int(time.time()), "model": model.name}
 
-    def opening(self) -> bytes:
-        """What comes before any text."""
-        shape = self._shape
-        if not shape.opening:
-            return b""
-        return self._choice + shape.opening + b',"logprobs":null,"finish_reason":null' + self._end
+    def head(self, kind: str) -> dict[str, Any]:
+        """What each document begins with."""
+        return {"object": kind, **self._head}
 
-    def text(self, text: str) -> bytes:
-        """One piece of text; b"" for none."""
-        return self._before + to_json(text) + self._after if text else b""
-
-    def closing(self, finish_reason: str, usage: Usage) -> bytes:
-        """The finish reason, the usage where it was asked for, and the end mark."""
-        last = (
-            self._choice + self._shape.last + b',"logprobs":null,"finish_reason":' + to_json(finish_reason) + self._end
-        )
-        counted = self._head + b',"choices":[],"usage":' + to_json(usage) + b"}\n\n" if self._include_usage else b""
-        return last + counted + DONE
-
-
-def whole(
-    shape: Shape, *, request_id: str, model: str, created: int, text: str, finish_reason: str, usage: Usage
-) -> bytes:
-    """The document of an answer that is not streamed."""
-    choice = {"index": 0, **shape.whole_choice(text), "logprobs": None, "finish_reason": finish_reason}
-    document = {
-        "id": request_id,
-        "object": shape.whole_object,
-        "created": created,
-        "model": model,
-        "choices": [choice],
-        "usage": usage,
-    }
-    return to_json(document)
+    def logprobs(self, shown: Sequence[Shown]) -> ChatLogprobs | CompletionLogprobs | None:
+        """`logprobs` of a choice; None where they were not asked for."""
+        num_top = self.generation.logprobs
+        return None if num_top is None else self.shape.logprobs(shown, num_top, self.token_bytes)

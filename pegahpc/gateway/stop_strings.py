@@ -9,10 +9,14 @@ class StopStrings:
     """A filter for one request's text. The result does not depend on how the text is cut.
 
     The match that is complete first wins: it is where generation ends. Of two that end together, the longer.
+
+    Args:
+        shows_match: the stop string itself is shown.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_match: bool = False) -> None:
         self._stops = stops
+        self._shows_match = shows_match
         self._held = ""
         self._longest = max(map(len, stops), default=0)
         self.has_matched = False
@@ -28,7 +32,8 @@ class StopStrings:
         if matches:
             self.has_matched = True
             self._held = ""
-            return text[: min(matches)[1]]
+            end, start = min(matches)
+            return text[: end if self._shows_match else start]
         num_held = self._num_undecided(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

@@ -1,27 +1,67 @@
-"""One request's updates on their way from the rank's reader to the handler: a list and at most one wake-up a step."""
+"""Updates on their way from a rank's reader to the handler: a list a sequence, and at most one wake-up a step."""
 
 from __future__ import annotations
 
 import asyncio
 
 from pegahpc.gateway.metrics import RequestTimes
-from pegahpc.wire.messages import RequestUpdate, Terminal
+from pegahpc.wire.messages import Finished, RequestUpdate, Terminal
+
+
+class Mailbox:
+    """Where one handler waits for all sequences of its generation.
+
+    Args:
+        num_sequences: how many streams will post here.
+        wakes_each_step: False for a handler that needs whole answers only: it wakes at the last terminal, or at one
+            that is no success.
+    """
+
+    def __init__(self, num_sequences: int, *, wakes_each_step: bool) -> None:
+        self.wakes_each_step = wakes_each_step
+        self._num_running = num_sequences
+        self._posted: list[Stream] = []
+        self._has_failed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def post(self, stream: Stream, terminal: Terminal | None) -> None:
+        """A stream has something new, for the first time since it was taken, or its terminal."""
+        if not stream.has_posted:
+            stream.has_posted = True
+            self._posted.append(stream)
+        if terminal is not None:
+            self._num_running -= 1
+            self._has_failed |= not isinstance(terminal, Finished)
+        if self._waiter is not None and self._is_ready() and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Stream]:
+        """The streams that have something new, at least one. Not to be called after all terminals were taken."""
+        if not self._is_ready():
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        posted, self._posted = self._posted, []
+        return posted
+
+    def _is_ready(self) -> bool:
+        return bool(self._posted) and (self.wakes_each_step or not self._num_running or self._has_failed)
 
 
 class Stream:
-    """The reader pushes, one handler takes. Nothing is lost, and nothing comes after the terminal.
+    """One sequence's updates: the reader pushes, one handler takes. Nothing is lost, nothing comes after the terminal.
 
     Args:
-        wakes_each_step: False for a handler that needs the whole answer only: it wakes once, at the terminal.
+        index: the sequence's place in its generation.
     """
 
-    def __init__(self, request_id: str, *, times: RequestTimes, wakes_each_step: bool) -> None:
+    def __init__(self, request_id: str, *, times: RequestTimes, mailbox: Mailbox, index: int) -> None:
         self.request_id = request_id
+        self.index = index
         self.terminal: Terminal | None = None
         self.times = times
-        self._wakes_each_step = wakes_each_step
+        self.has_posted = False
+        self._mailbox = mailbox
         self._pending: list[RequestUpdate] = []
-        self._waiter: asyncio.Future[None] | None = None
 
     def push(self, update: RequestUpdate, now_s: float) -> None:
         """One step's update; `now_s` is when its message came (monotonic)."""
@@ -30,16 +70,10 @@ class Stream:
         self._pending.append(update)
         self.terminal = update.terminal
         self.times.on_update(update, now_s)
-        if self._is_ready() and self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._mailbox.post(self, update.terminal)
 
-    async def take(self) -> list[RequestUpdate]:
-        """All updates since the last call, at least one, in order. Not to be called after the terminal was taken."""
-        if not self._is_ready():
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def take(self) -> list[RequestUpdate]:
+        """All updates since the last call, in order."""
         taken, self._pending = self._pending, []
+        self.has_posted = False
         return taken
-
-    def _is_ready(self) -> bool:
-        return self.terminal is not None or (self._wakes_each_step and bool(self._pending))

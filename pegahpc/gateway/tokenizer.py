@@ -16,6 +16,7 @@ from pegahpc.gateway.detokenizer import (
     WindowDetokenizer,
     byte_table,
     byte_token_ids,
+    token_bytes,
 )
 from pegahpc.gateway.templates import ChatTemplate
 
@@ -63,6 +64,15 @@ class TextCodec:
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes)
         return WindowDetokenizer(self._tokenizer, special_ids=self._special_ids, byte_ids=self._byte_ids)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What one token stands for, as UTF-8, and maybe a piece of a character; a special token for its name.
+
+        None for an id that stands for nothing.
+        """
+        if self._token_bytes is None or token in self._special_ids:
+            return token_bytes(self._tokenizer, token, self._byte_ids)
+        return (self._token_bytes[token] if token < len(self._token_bytes) else b"") or None
 
     @property
     def vocab_size(self) -> int:

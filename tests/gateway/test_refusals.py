@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pegahpc.config import ConfigError, ModelConfig
 from pegahpc.gateway.appkeys import MODEL
 from pegahpc.gateway.errors import ApiError
+from pegahpc.gateway.fields import ChatFields, CompletionFields
 from pegahpc.gateway.model import ServedModel
 from pegahpc.gateway.no_ops import NO_OPS
-from pegahpc.gateway.openai import ChatFields, CompletionFields, Generation, parse_chat, parse_completion
+from pegahpc.gateway.openai import Generation, parse_chat, parse_completion
 from pegahpc.gateway.tokenizer import check_text_files
 from pegahpc.wire.messages import (
     Aborted,
@@ -64,7 +65,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
     ({"stop": ""}, "stop"),
-    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
     ({"stop": [1]}, "stop[0]"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [3072]}, "stop_token_ids"),
@@ -73,13 +74,36 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"every_word": True}}, "stream_options.every_word"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"user": 7}, "user"),
-    ({"n": 2}, "n"),
+    ({"stop_token_ids": [7] * 129}, "stop_token_ids"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"n": True}, "n"),
-    ({"logprobs": True}, "logprobs"),
+    ({"n": 2.0}, "n"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"logit_bias": {"3072": 1}}, "logit_bias"),
+    ({"logit_bias": {str(9 * 10**30): 1}}, "logit_bias"),
+    ({"logit_bias": {str(idx): 1 for idx in range(1025)}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+    ({"min_tokens": 513}, "min_tokens"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"prompt": "hi"}, "prompt"),
@@ -91,17 +115,32 @@ BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({"prompt": 7}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt"),
+    ({"prompt": [[1], "a"]}, "prompt"),
+    ({"prompt": ["a", None]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": [[1], []]}, "prompt"),
+    ({"prompt": [[1], [3072]]}, "prompt[1]"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [1, True]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [3072]}, "prompt"),
     ({"prompt": [[[1]]]}, "prompt"),
-    ({"echo": True}, "echo"),
+    ({"echo": 1}, "echo"),
     ({"suffix": "x"}, "suffix"),
-    ({"best_of": 2}, "best_of"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"best_of": 0}, "best_of"),
+    ({"best_of": 129}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens"),
+    ({"max_tokens": 0, "max_completion_tokens": 1, "echo": True}, "max_completion_tokens"),
     ({"messages": [HI]}, "messages"),
 ]
 
@@ -119,6 +158,7 @@ async def test_a_field_that_cannot_be_honoured_is_refused_by_name_and_never_reac
     for fields, param in BAD_COMPLETION_FIELDS:
         status, body = await served.complete(**fields)
         assert (status, body["error"]["param"]) == (400, param), (fields, body)
+        assert param in body["error"]["message"]
         assert is_openai_error(body)
     assert served.engine.requests == []
 
@@ -292,7 +332,7 @@ async def test_a_fault_of_the_gateway_itself_is_a_500_that_tells_nothing_interna
     def fail(*_: object) -> None:
         raise KeyError("a secret of the house")
 
-    monkeypatch.setattr(served.app[MODEL], "to_request", fail)
+    monkeypatch.setattr(served.app[MODEL], "plan", fail)
     status, body = await served.chat()
     assert (status, body["error"]["code"], body["error"]["type"]) == (500, "internal_error", "server_error")
     assert "secret" not in body["error"]["message"]

@@ -1,0 +1,135 @@
+"""The sequences of one generation while they are made: sent to ranks, fed as updates come, ended one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from pegahpc.gateway.engines import Engines
+from pegahpc.gateway.model import ServedModel
+from pegahpc.gateway.openai import Generation
+from pegahpc.gateway.output import Output
+from pegahpc.gateway.planned import Planned
+from pegahpc.gateway.router import RouteHint
+from pegahpc.gateway.streams import Mailbox, Stream
+
+
+class Choices:
+    """All of them, by their place in the generation.
+
+    Of a prompt's candidates the first is sent ahead, if it has pages to share: with its first token they are in its
+    rank's cache, where the others find them. So a prompt is computed once.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        generation: Generation,
+        planned: Sequence[Planned],
+        model: ServedModel,
+        *,
+        session: str,
+        arrived_s: float,
+    ) -> None:
+        self.outputs = [Output(generation, each, model.codec.detokenizer) for each in planned]
+        self._engines = engines
+        self._planned = planned
+        self._session = session
+        self._arrived_s = arrived_s
+        self._num_candidates = generation.num_candidates
+        self._wakes_each_step = generation.is_streamed or bool(generation.stop)
+        self._held_back = {
+            first: list(range(first + 1, first + self._num_candidates))
+            for first in range(0, len(planned), self._num_candidates)
+            if self._num_candidates > 1 and _shares_pages(planned[first])
+        }
+        self._num_over = 0
+        wakes = self._wakes_each_step or bool(self._held_back)
+        self._mailbox = Mailbox(len(planned), wakes_each_step=wakes)
+        self._exits = [ExitStack() for _ in planned]
+
+    @property
+    def are_over(self) -> bool:
+        """Whether every one has its end."""
+        return self._num_over == len(self.outputs)
+
+    def open(self) -> None:
+        """Send what is not held back.
+
+        Raises:
+            ApiError: 503 when no rank makes progress.
+        """
+        held_back = {idx for followers in self._held_back.values() for idx in followers}
+        for idx in range(len(self._planned)):
+            if idx not in held_back:
+                self._open(idx)
+
+    async def take(self) -> list[tuple[int, str]]:
+        """The places of those that have something new, and the text to show for it.
+
+        Raises:
+            ApiError: one of them failed.
+        """
+        news = []
+        for stream in await self._mailbox.take():
+            idx, output = stream.index, self.outputs[stream.index]
+            news.append((idx, output.feed(stream.take())))
+            if output.failure is not None:
+                raise output.failure
+            if idx in self._held_back and (output.num_tokens or output.is_over):
+                self._open_followers(idx)
+            if output.is_over:
+                self._num_over += 1
+                self._exits[idx].close()
+        return news
+
+    def close(self) -> None:
+        """Abort what has not ended."""
+        with ExitStack() as all_of_them:
+            for each in self._exits:
+                all_of_them.push(each)
+
+    def _open(self, idx: int) -> None:
+        request, prompt = self._planned[idx]
+        hint = RouteHint(prompt.page_names, self._session)
+        opened = self._engines.open(request, hint=hint, arrived_s=self._arrived_s, mailbox=self._mailbox, index=idx)
+        stream = self._exits[idx].enter_context(opened)
+        self._exits[idx].callback(self._on_end, stream)
+
+    def _open_followers(self, first: int) -> None:
+        for idx in self._held_back.pop(first):
+            self._open(idx)
+        self._mailbox.wakes_each_step = self._wakes_each_step or bool(self._held_back)
+
+    def _on_end(self, stream: Stream) -> None:
+        stream.times.on_end(self.outputs[stream.index].outcome, time.monotonic())
+
+
+def _shares_pages(planned: Planned) -> bool:
+    """A request for the prompt's logprobs computes all of it."""
+    return bool(planned.prompt.page_names) and planned.request.prompt_logprobs is None
+
+
+@contextlib.contextmanager
+def open_choices(
+    engines: Engines,
+    generation: Generation,
+    planned: Sequence[Planned],
+    model: ServedModel,
+    *,
+    session: str,
+    arrived_s: float,
+) -> Iterator[Choices]:
+    """Leaving the block aborts what has not ended.
+
+    Raises:
+        ApiError: 503 when no rank makes progress.
+    """
+    choices = Choices(engines, generation, planned, model, session=session, arrived_s=arrived_s)
+    try:
+        choices.open()
+        yield choices
+    finally:
+        choices.close()
