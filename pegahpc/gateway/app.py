@@ -37,7 +37,10 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
     app[FLEET] = fleet
     app[API_KEY] = secret.api_key.encode()
     app[MODEL] = ServedModel(
-        fleet.model, default_max_tokens=fleet.gateway.default_max_tokens, page_tokens=fleet.engine.page_tokens
+        fleet.model,
+        default_max_tokens=fleet.gateway.default_max_tokens,
+        page_tokens=fleet.engine.page_tokens,
+        max_body_bytes=fleet.gateway.max_body_bytes,
     )
     app[GATE] = Gate(fleet.gateway.max_concurrent_requests)
     app[METRICS] = GatewayMetrics(fleet.model.name)
@@ -77,6 +80,7 @@ async def with_tokenizer_pool(app: web.Application) -> AsyncIterator[None]:
         yield
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        app[MODEL].close()
 
 
 async def drain(app: web.Application) -> None:

@@ -82,6 +82,12 @@ def context_overflow(*, num_prompt_tokens: int, max_tokens: int | None, limit: i
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
+def missing_template(model: str) -> ApiError:
+    """400 for a chat with a model that is not made for it."""
+    message = f"The model {model!r} has no chat template; use /v1/completions."
+    return ApiError(400, message, param="messages", code="no_chat_template")
+
+
 def draining() -> ApiError:
     """503 while the fleet takes no new work."""
     return ApiError(503, "The fleet is draining and takes no new work.", code="draining", retry_after_s=RETRY_AFTER_S)

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from pegahpc.config import ConfigError
 from pegahpc.gateway.app import drain, farewell, make_app
-from pegahpc.gateway.appkeys import ENGINES
+from pegahpc.gateway.appkeys import ENGINES, MODEL
 from pegahpc.gateway.boot import GatewayBoot, Listening
 from pegahpc.gateway.connections import Door
 from pegahpc.gateway.rank_link import AttachError
@@ -118,7 +118,7 @@ async def _serve(app: web.Application, listener: socket.socket, max_connections:
     loop.add_signal_handler(signal.SIGUSR1, fail)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     try:
-        if await _set_up(runner, stopping):
+        if await _set_up(app, runner, stopping):
             assert runner.server is not None
             async with Door(runner.server, listener, max_connections=max_connections):
                 _announce(listener)
@@ -146,9 +146,9 @@ async def _end(app: web.Application, failing: asyncio.Event) -> None:
         await farewell(app)
 
 
-async def _set_up(runner: web.AppRunner, stopping: asyncio.Event) -> bool:
+async def _set_up(app: web.Application, runner: web.AppRunner, stopping: asyncio.Event) -> bool:
     """True when every rank has answered; False when told to end while waiting for that."""
-    setup = asyncio.create_task(runner.setup(), name="setup")
+    setup = asyncio.create_task(_start(app, runner), name="setup")
     stop = asyncio.create_task(stopping.wait(), name="stop")
     await asyncio.wait((setup, stop), return_when=asyncio.FIRST_COMPLETED)
     for task in (setup, stop):
@@ -159,6 +159,15 @@ async def _set_up(runner: web.AppRunner, stopping: asyncio.Event) -> bool:
         await setup
         return True
     return False
+
+
+async def _start(app: web.Application, runner: web.AppRunner) -> None:
+    warm_up = asyncio.create_task(asyncio.to_thread(app[MODEL].warm_up), name="warm-up")
+    try:
+        await runner.setup()
+        await warm_up
+    finally:
+        warm_up.cancel()
 
 
 def _announce(listener: socket.socket) -> None:

@@ -6,25 +6,27 @@ import time
 from pathlib import Path
 
 from pegahpc.config import ModelConfig
-from pegahpc.gateway.errors import context_overflow, refused_field
+from pegahpc.gateway.errors import context_overflow, missing_template, refused_field
 from pegahpc.gateway.openai import Chat, Generation
 from pegahpc.gateway.planned import Planned, Prompt, plan
-from pegahpc.gateway.templates import missing_template
-from pegahpc.gateway.tokenizer import TextCodec, chat_template, eos_token_ids, read_json
+from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.text_files import chat_template, eos_token_ids, warm_up
+from pegahpc.gateway.tokenizer import TextCodec, read_json
 from pegahpc.page_names import model_salt, page_names, root_name
 
 
 class ServedModel:
-    """Read once at start; immutable and thread-safe after that.
+    """Read once at start; immutable and thread-safe after that. Close it.
 
     Raises:
-        ConfigError: a tokenizer file or the chat template is missing or damaged.
+        ConfigError: a tokenizer file is missing or damaged, or a chat template cannot be read.
 
     Args:
         page_tokens: tokens of a page of the engines' caches.
+        max_body_bytes: of a request; it bounds what rendering a chat may take.
     """
 
-    def __init__(self, config: ModelConfig, *, default_max_tokens: int, page_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, *, default_max_tokens: int, page_tokens: int, max_body_bytes: int) -> None:
         folder = Path(config.path)
         self.name = config.name
         self.max_model_len = config.max_model_len
@@ -33,9 +35,23 @@ class ServedModel:
         self.codec = TextCodec(folder)
         self._eos_ids = eos_token_ids(folder, self.codec)
         self._vocab_size = read_json(folder / "config.json").get("vocab_size") or self.codec.vocab_size
-        self._template = chat_template(folder, self.codec)
+        self._templates = chat_template(folder, self.codec, max_body_bytes=max_body_bytes)
         self._page_tokens = page_tokens
         self._root_name = root_name(model_salt(folder))
+
+    def warm_up(self) -> None:
+        """Start what the first chat would wait for.
+
+        Raises:
+            ConfigError: the chat template is none, or one that does not compile within its bounds.
+        """
+        if self._templates is not None:
+            warm_up(self._templates)
+
+    def close(self) -> None:
+        """End what renders chats."""
+        if self._templates is not None:
+            self._templates.close()
 
     def plan(self, generation: Generation, request_id: str) -> list[Planned]:
         """The requests of all choices, prompt by prompt. Renders and tokenizes: call it off the event loop.
@@ -69,9 +85,10 @@ class ServedModel:
 
     def _prompt_tokens(self, generation: Generation, idx: int) -> list[int]:
         if isinstance(generation.prompts, Chat):
-            if self._template is None:
+            if self._templates is None:
                 raise missing_template(self.name)
-            return self.codec.encode(self._template.render(generation.prompts.messages), add_special_tokens=False)
+            text = self._templates.render(RenderCall(messages=generation.prompts.messages))
+            return self.codec.encode(text, add_special_tokens=False)
         prompt = generation.prompts[idx]
         if isinstance(prompt, str):
             return self.codec.encode(prompt, add_special_tokens=True)

@@ -1,32 +1,38 @@
 """Chat templates, rendered as transformers renders them, in a sandbox that cannot change what it is given.
 
-**Source** transformers 5.24, `utils/chat_template_utils.py` (`_compile_jinja_template`, `render_jinja_template`).
+The sandbox keeps a template from reaching out; it bounds neither its time nor its memory. So this module is used in a
+process of its own (`template_worker`), whose bounds the kernel holds. Compiling counts: jinja2 folds constants then.
+
+**Source** transformers 5.24, `utils/chat_template_utils.py` (`_cached_compile_jinja_template`,
+`render_jinja_template`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from pegahpc.gateway.errors import ApiError, refused_field
+from pegahpc.gateway.template_messages import RenderCall
+
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its trailing space tells whether the template trims
+OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
-class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it says nothing."""
+class TemplateRefusal(Exception):
+    """What is asked cannot be rendered; `param` is the field of the request that is at fault."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's body, as if the tag were not there."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ChatTemplate:
@@ -40,33 +46,92 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = _environment()
         self._template = environment.from_string(source)
+        self._reads_content = "content" in source
         self._special_tokens = dict(special_tokens)
+        self._variables = meta.find_undeclared_variables(environment.parse(source)) - {*OWN_NAMES, *special_tokens}
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that ends where the assistant's answer begins.
+    def render(self, call: RenderCall) -> str:
+        """The prompt; it ends where the assistant's answer begins, or goes on.
 
         Raises:
-            ApiError: 400 with the template's own words, for messages that it refuses.
+            TemplateRefusal: a variable that the template does not read, or a last message that it does not show.
+            Exception: whatever the template raises.
         """
-        try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise refused_field("messages", f"the model's chat template refuses them: {error}") from None
+        self._check_variables(call.variables)
+        messages = _with_tag(call.messages) if call.continue_final_message else call.messages
+        text = self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=call.add_generation_prompt,
+            **self._special_tokens,
+            **call.variables,
+        )
+        return self._cut_at_tag(text, call.messages[-1]["content"]) if call.continue_final_message else text
+
+    def _check_variables(self, names: Iterable[str]) -> None:
+        """A variable that says nothing to the template would be ignored, and nothing is ignored."""
+        for name in names:
+            if name not in self._variables:
+                known = ", ".join(sorted(self._variables)) or "none"
+                message = f"the model's chat template has no such variable; it has: {known}"
+                raise TemplateRefusal(f"chat_template_kwargs.{name}", message)
+
+    def _cut_at_tag(self, text: str, last: str) -> str:
+        tag = CONTINUE_TAG.rstrip()
+        if not self._reads_content or tag not in text or last.strip() not in text:
+            message = "the model's chat template does not show the last message as it is: it cannot be continued"
+            raise TemplateRefusal("continue_final_message", message)
+        at = text.rindex(tag)
+        return text[:at] if text.startswith(CONTINUE_TAG, at) else text[:at].rstrip()
 
 
-def missing_template(model: str) -> ApiError:
-    """400 for a chat with a model that is not made for it."""
-    message = f"The model {model!r} has no chat template; use /v1/completions."
-    return ApiError(400, message, param="messages", code="no_chat_template")
+class GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it says nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's body, as if the tag were not there."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class PlainNamespace(Namespace):
+    """`namespace()`, without attributes that lead into Python's own."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # positional: a template may name an attribute "self"
+        Namespace.__init__(*args, **attributes)
+        for name in dict(*args[1:], **attributes):
+            _refuse_underscore(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """`{% set ns.name = value %}`."""
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = PlainNamespace
+    return environment
+
+
+def _with_tag(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": last["content"] + CONTINUE_TAG}]
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot have the attribute {name!r}")
 
 
 def _to_json(

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer files: text to ids, ids to text, and which ids end a generation."""
+"""A checkpoint's tokenizer: text to ids, ids to text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from pegahpc.config import ConfigError
@@ -18,7 +17,6 @@ from pegahpc.gateway.detokenizer import (
     byte_token_ids,
     token_bytes,
 )
-from pegahpc.gateway.templates import ChatTemplate
 
 SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -122,52 +120,3 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"model.path: {path} is damaged: {error}") from None
     except OSError as error:
         raise ConfigError(f"model.path: {path} cannot be read: {error.strerror}") from None
-
-
-def eos_token_ids(folder: Path, codec: TextCodec) -> tuple[int, ...]:
-    """The ids that end a generation: generation_config.json's, else config.json's, and the tokenizer's own eos."""
-    given = read_json(folder / "generation_config.json").get("eos_token_id")
-    if given is None:
-        given = read_json(folder / "config.json").get("eos_token_id")
-    ids: set[int] = set(given) if isinstance(given, list) else {given} if isinstance(given, int) else set()
-    own = codec.special_token_id("eos_token")
-    return tuple(sorted(ids if own is None else ids | {own}))
-
-
-def chat_template_source(folder: Path, codec: TextCodec) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's (of several, the one named "default"); None: no chat model."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    given = codec.config.get("chat_template")
-    if isinstance(given, list):
-        return next((entry["template"] for entry in given if entry.get("name") == "default"), None)
-    return given if isinstance(given, str) else None
-
-
-def chat_template(folder: Path, codec: TextCodec) -> ChatTemplate | None:
-    """The template that the checkpoint has; None: no chat model.
-
-    Raises:
-        ConfigError: it cannot be read, or is no template.
-    """
-    try:
-        source = chat_template_source(folder, codec)
-        return None if source is None else ChatTemplate(source, codec.special_tokens())
-    except TemplateSyntaxError as error:
-        raise ConfigError(f"model.path: {folder}: the chat template does not parse: {error}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {folder}: the chat template cannot be read: {error}") from None
-    except (LookupError, TypeError, AttributeError):
-        raise ConfigError(f"model.path: {folder}/tokenizer_config.json: chat_template is of no known form") from None
-
-
-def check_text_files(folder: Path) -> None:
-    """Read all that the gateway reads of a checkpoint, so that it is refused before the weights are loaded.
-
-    Raises:
-        ConfigError: a tokenizer file or the chat template is missing or damaged.
-    """
-    codec = TextCodec(folder)
-    eos_token_ids(folder, codec)
-    chat_template(folder, codec)

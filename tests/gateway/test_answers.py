@@ -240,7 +240,7 @@ async def test_each_request_goes_to_the_rank_with_the_least_work(serve: Serve) -
     async with serve(num_ranks=3) as served:
         for engine in served.engines:
             engine.is_holding = True
-        tasks = [asyncio.create_task(served.chat()) for _ in range(6)]
+        tasks = [asyncio.create_task(served.complete()) for _ in range(6)]
         await asyncio.to_thread(served.engines[2].wait_for_request, 2)
         assert [len(engine.requests) for engine in served.engines] == [2, 2, 2]
         for task in tasks:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pegahpc.gateway.detokenizer import Detokenizer
-from pegahpc.gateway.tokenizer import TextCodec, eos_token_ids
+from pegahpc.gateway.text_files import eos_token_ids
+from pegahpc.gateway.tokenizer import TextCodec
 from tests.gateway.conftest import TINY
 
 TINY_TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))

@@ -14,7 +14,7 @@ PROMPT = [3 + idx % 200 for idx in range(50)]  # three full pages of 16
 
 def test_pages_that_an_engine_stored_are_found_by_the_gateway_and_hit_as_far_as_it_says() -> None:
     fleet = compose_fleet([])
-    model = ServedModel(fleet.model, default_max_tokens=1, page_tokens=fleet.engine.page_tokens)
+    model = ServedModel(fleet.model, default_max_tokens=1, page_tokens=fleet.engine.page_tokens, max_body_bytes=4096)
     engine = build(TINY, num_experts=NUM_EXPERTS)
     run(engine, [request("first", PROMPT, 2, GREEDY)])
     index = PrefixIndex(1)

@@ -16,7 +16,7 @@ from pegahpc.gateway.fields import ChatFields, CompletionFields
 from pegahpc.gateway.model import ServedModel
 from pegahpc.gateway.no_ops import NO_OPS
 from pegahpc.gateway.openai import Generation, parse_chat, parse_completion
-from pegahpc.gateway.tokenizer import check_text_files
+from pegahpc.gateway.text_files import check_text_files
 from pegahpc.wire.messages import (
     Aborted,
     BadRequest,
@@ -356,10 +356,14 @@ def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(
         (tmp_path / needed).write_bytes((TINY / needed).read_bytes())
     (tmp_path / name).write_text(content)
     config = ModelConfig(path=str(tmp_path), name="x", max_model_len=9)
-    for read in (
-        lambda: check_text_files(tmp_path),
-        lambda: ServedModel(config, default_max_tokens=1, page_tokens=16),
-    ):
+
+    def serve() -> None:
+        ServedModel(config, default_max_tokens=1, page_tokens=16, max_body_bytes=4096).warm_up()
+
+    def check() -> None:
+        check_text_files(tmp_path)
+
+    for read in (check, serve):
         with pytest.raises(ConfigError, match=r"model\.path: ") as raised:
             read()
         assert said in str(raised.value)
