@@ -85,6 +85,10 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
+    add_generation_prompt: bool | None = None  # by default true, unless the last message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None  # which ones there are is the template's to say
 
 
 class CompletionFields(CommonFields, frozen=True, kw_only=True):

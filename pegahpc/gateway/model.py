@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pegahpc.config import ModelConfig
 from pegahpc.gateway.errors import context_overflow, missing_template, refused_field
-from pegahpc.gateway.openai import Chat, Generation
+from pegahpc.gateway.openai import Generation
 from pegahpc.gateway.planned import Planned, Prompt, plan
-from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.template_messages import Chat
 from pegahpc.gateway.text_files import chat_template, eos_token_ids, warm_up
 from pegahpc.gateway.tokenizer import TextCodec, read_json
 from pegahpc.page_names import model_salt, page_names, root_name
@@ -87,8 +87,7 @@ class ServedModel:
         if isinstance(generation.prompts, Chat):
             if self._templates is None:
                 raise missing_template(self.name)
-            text = self._templates.render(RenderCall(messages=generation.prompts.messages))
-            return self.codec.encode(text, add_special_tokens=False)
+            return self.codec.encode(self._templates.render(generation.prompts), add_special_tokens=False)
         prompt = generation.prompts[idx]
         if isinstance(prompt, str):
             return self.codec.encode(prompt, add_special_tokens=True)

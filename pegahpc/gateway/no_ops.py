@@ -9,14 +9,11 @@ from pegahpc.gateway.errors import refused_field
 
 # Field -> the values that ask for nothing. 0 and False are told apart.
 NO_OPS: dict[str, tuple[object, ...]] = {
-    "add_generation_prompt": (None, True),
     "allowed_token_ids": (None,),
     "audio": (None,),
     "bad_words": (None, []),
     "cache_salt": (None,),
     "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "continue_final_message": (None, False),
     "detokenize": (None, True),
     "documents": (None, []),
     "early_stopping": (None, False),
@@ -32,7 +29,6 @@ NO_OPS: dict[str, tuple[object, ...]] = {
     "prompt_cache_key": (None,),
     "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
-    "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "return_token_ids": (None, False),
     "safety_identifier": (None,),
@@ -49,7 +45,13 @@ NO_OPS: dict[str, tuple[object, ...]] = {
     "web_search_options": (None,),
 }
 CHAT_NO_OPS = NO_OPS | {"best_of": (None, 1), "echo": (None, False)}
-COMPLETION_NO_OPS = NO_OPS | {"top_logprobs": (None, 0)}
+COMPLETION_NO_OPS = NO_OPS | {
+    "add_generation_prompt": (None, True),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "reasoning_effort": (None,),
+    "top_logprobs": (None, 0),
+}
 STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
     "continuous_usage_stats": (None, False),
     "include_obfuscation": (None, False),

@@ -13,15 +13,10 @@ from msgspec import Meta
 from pegahpc.gateway.body import read_fields
 from pegahpc.gateway.errors import refused_field
 from pegahpc.gateway.fields import MAX_CHOICES, ChatFields, CommonFields, CompletionFields, TokenId
+from pegahpc.gateway.template_messages import Chat
 from pegahpc.wire.messages import Sampling
 
 MASK_64 = (1 << 64) - 1
-
-
-class Chat(msgspec.Struct, frozen=True):
-    """Messages for the model's chat template."""
-
-    messages: list[dict[str, str]]
 
 
 Prompts = Chat | list[str] | list[list[int]]
@@ -87,7 +82,7 @@ def parse_chat(body: bytes, model: str) -> Generation:
         raise refused_field("top_logprobs", "is only allowed when logprobs is true")
     return _generation(
         fields,
-        prompts=Chat([message.for_template() for message in fields.messages]),
+        prompts=_chat(fields),
         num_candidates=fields.n,
         logprobs=fields.top_logprobs if fields.logprobs else None,
         is_echoed=False,
@@ -109,6 +104,22 @@ def parse_completion(body: bytes, model: str) -> Generation:
         num_candidates=_num_candidates(fields),
         logprobs=fields.logprobs,
         is_echoed=fields.echo,
+    )
+
+
+def _chat(fields: ChatFields) -> Chat:
+    """Messages, and what else the chat template is told."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise refused_field("continue_final_message", "contradicts add_generation_prompt; send one of them")
+    if fields.reasoning_effort is not None and "reasoning_effort" in fields.chat_template_kwargs:
+        raise refused_field("reasoning_effort", "is in chat_template_kwargs too; send one of them")
+    begins_answer = fields.add_generation_prompt
+    return Chat(
+        messages=[message.for_template() for message in fields.messages],
+        add_generation_prompt=not fields.continue_final_message if begins_answer is None else begins_answer,
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning_effort,
     )
 
 

@@ -24,19 +24,21 @@ class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
     max_chars: int
 
 
-class RenderCall(msgspec.Struct, frozen=True, kw_only=True):
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """One chat.
 
     Args:
         messages: at least one.
         continue_final_message: the text ends with the last message's own, for the model to go on with.
         variables: `chat_template_kwargs`.
+        reasoning_effort: one more variable, under the field's own name.
     """
 
     messages: list[dict[str, str]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = {}
+    reasoning_effort: str | None = None
 
 
 class Rendered(msgspec.Struct, frozen=True, tag="rendered"):
@@ -62,5 +64,5 @@ Outcome = Rendered | Refused | TooMuch
 
 encode = msgspec.json.encode
 decode_setup = msgspec.json.Decoder(TemplateSetup).decode
-decode_call = msgspec.json.Decoder(RenderCall).decode
+decode_chat = msgspec.json.Decoder(Chat).decode
 decode_outcome = msgspec.json.Decoder(Outcome).decode

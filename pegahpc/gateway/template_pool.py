@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, refused_field
 from pegahpc.gateway.template_messages import (
+    Chat,
     Outcome,
     Refused,
-    RenderCall,
     Rendered,
     TemplateSetup,
     TooMuch,
@@ -69,7 +69,7 @@ class TemplatePool:
         """
         self._give_back(self._take())
 
-    def render(self, call: RenderCall) -> str:
+    def render(self, chat: Chat) -> str:
         """The prompt's text, in `WALL_S` at most.
 
         Raises:
@@ -78,7 +78,7 @@ class TemplatePool:
         """
         try:
             worker = self._take()
-            outcome = self._ask(worker, encode(call))
+            outcome = self._ask(worker, encode(chat))
         except TemplateError as error:
             raise ApiError(500, f"The model's chat template cannot be used: {error}", code="template_failed") from None
         except TemplateLost as lost:

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from jinja2 import constants, debug
 
 from pegahpc.gateway.template_messages import (
+    Chat,
     Outcome,
     Refused,
-    RenderCall,
     Rendered,
     TemplateSetup,
     TooMuch,
-    decode_call,
+    decode_chat,
     decode_setup,
     encode,
 )
@@ -56,7 +56,7 @@ def main() -> None:
     _say(Rendered(""))
     for line in sys.stdin.buffer:
         with _bounded_time(setup.cpu_s):
-            outcome = _render(template, decode_call(line), setup.max_chars)
+            outcome = _render(template, decode_chat(line), setup.max_chars)
         _say(outcome)
 
 
@@ -69,9 +69,9 @@ def _compile(setup: TemplateSetup) -> ChatTemplate | Outcome:
         return Refused("messages", _words(error))
 
 
-def _render(template: ChatTemplate, call: RenderCall, max_chars: int) -> Outcome:
+def _render(template: ChatTemplate, chat: Chat, max_chars: int) -> Outcome:
     try:
-        text = template.render(call)
+        text = template.render(chat)
         if len(text) > max_chars:
             return TooMuch(f"{max_chars} characters")
         text.encode()  # a template can make halves of surrogate pairs, which are no text

@@ -10,7 +10,7 @@ process of its own (`template_worker`), whose bounds the kernel holds. Compiling
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.template_messages import Chat
 
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its trailing space tells whether the template trims
 OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
@@ -52,32 +52,38 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._variables = meta.find_undeclared_variables(environment.parse(source)) - {*OWN_NAMES, *special_tokens}
 
-    def render(self, call: RenderCall) -> str:
+    def render(self, chat: Chat) -> str:
         """The prompt; it ends where the assistant's answer begins, or goes on.
 
         Raises:
             TemplateRefusal: a variable that the template does not read, or a last message that it does not show.
             Exception: whatever the template raises.
         """
-        self._check_variables(call.variables)
-        messages = _with_tag(call.messages) if call.continue_final_message else call.messages
+        variables = self._asked_for(chat)
+        messages = _with_tag(chat.messages) if chat.continue_final_message else chat.messages
         text = self._template.render(
             messages=messages,
             tools=None,
             documents=None,
-            add_generation_prompt=call.add_generation_prompt,
+            add_generation_prompt=chat.add_generation_prompt,
             **self._special_tokens,
-            **call.variables,
+            **variables,
         )
-        return self._cut_at_tag(text, call.messages[-1]["content"]) if call.continue_final_message else text
+        return self._cut_at_tag(text, chat.messages[-1]["content"]) if chat.continue_final_message else text
 
-    def _check_variables(self, names: Iterable[str]) -> None:
-        """A variable that says nothing to the template would be ignored, and nothing is ignored."""
-        for name in names:
+    def _asked_for(self, chat: Chat) -> dict[str, Any]:
+        """The variables. One that says nothing to the template would be ignored, and nothing is ignored."""
+        fields = {name: f"chat_template_kwargs.{name}" for name in chat.variables}
+        variables = dict(chat.variables)
+        if chat.reasoning_effort is not None:
+            fields["reasoning_effort"] = "reasoning_effort"
+            variables["reasoning_effort"] = chat.reasoning_effort
+        for name, field in fields.items():
             if name not in self._variables:
                 known = ", ".join(sorted(self._variables)) or "none"
                 message = f"the model's chat template has no such variable; it has: {known}"
-                raise TemplateRefusal(f"chat_template_kwargs.{name}", message)
+                raise TemplateRefusal(field, message)
+        return variables
 
     def _cut_at_tag(self, text: str, last: str) -> str:
         tag = CONTINUE_TAG.rstrip()

@@ -16,7 +16,7 @@ import pytest
 from pegahpc.config import ConfigError
 from pegahpc.gateway import template_pool
 from pegahpc.gateway.errors import ApiError
-from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.template_messages import Chat
 from pegahpc.gateway.template_pool import TemplatePool
 from pegahpc.gateway.text_files import check_text_files
 from tests.gateway.conftest import TINY, Serve
@@ -25,8 +25,8 @@ from tests.gateway.fake_engine import updates_for
 CPU_S = 0.3
 BODY_BYTES = 1 << 16
 PoolOf = Callable[[str], TemplatePool]
-HI = RenderCall(messages=[{"role": "user", "content": "hi"}])
-BOMB = RenderCall(messages=[{"role": "user", "content": "bomb"}] * 2)
+HI = Chat(messages=[{"role": "user", "content": "hi"}])
+BOMB = Chat(messages=[{"role": "user", "content": "bomb"}] * 2)
 PLAIN = "{{ messages[0].content }}"
 ENDLESS = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -98,9 +98,9 @@ def test_the_bounds_are_the_kernels_and_those_of_the_body(pool_of: PoolOf) -> No
 
 def test_a_chat_that_a_quadratic_template_cannot_take_is_a_refusal(pool_of: PoolOf) -> None:
     pool = pool_of(QUADRATIC)
-    assert pool.render(RenderCall(messages=[{"role": "user", "content": "a"}] * 30)) == "x"
+    assert pool.render(Chat(messages=[{"role": "user", "content": "a"}] * 30)) == "x"
     with pytest.raises(ApiError, match="CPU time"):
-        pool.render(RenderCall(messages=[{"role": "user", "content": "a"}] * 30_000))
+        pool.render(Chat(messages=[{"role": "user", "content": "a"}] * 30_000))
 
 
 @pytest.mark.parametrize("source", ["{{ 3 ** (10 ** 8) }}", "{{ ('a\\n' * 9999) | indent(10 ** 8) }}"])
@@ -188,12 +188,12 @@ def test_closing_ends_a_bomb_that_runs(pool_of: PoolOf, monkeypatch: pytest.Monk
 PARENT = """
 import psutil
 from pegahpc.gateway import template_pool
-from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.template_messages import Chat
 template_pool.CPU_S = 60.0
 pool = template_pool.TemplatePool("{{ (2 + messages | length) ** (10 ** 8) % 7 }}", {}, max_body_bytes=1024)
 pool.warm_up()
 print(psutil.Process().children()[0].pid, flush=True)
-pool.render(RenderCall(messages=[]))
+pool.render(Chat(messages=[]))
 """
 
 

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from pegahpc.config import ConfigError
-from pegahpc.gateway.template_messages import RenderCall
+from pegahpc.gateway.template_messages import Chat
 from pegahpc.gateway.templates import ChatTemplate, TemplateRefusal
 from pegahpc.gateway.text_files import chat_templates
 from pegahpc.gateway.tokenizer import TextCodec
@@ -55,7 +55,7 @@ def by_transformers(folder: Path, messages: Messages, **fields: Any) -> Any:
 def ours(folder: Path, messages: Messages, **fields: Any) -> str:
     codec = TextCodec(folder)
     source = chat_templates(folder, codec)["default"]
-    return ChatTemplate(source, codec.special_tokens()).render(RenderCall(messages=messages, **fields))
+    return ChatTemplate(source, codec.special_tokens()).render(Chat(messages=messages, **fields))
 
 
 @pytest.fixture
