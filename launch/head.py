@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pegahpc.launch.boot import FleetBoot
-from pegahpc.launch.freeze import BOUND_SHARE, FreezeWatch
+from pegahpc.launch.freeze import BOUND_SHARE
 from pegahpc.launch.gateway_child import GatewayChild, GatewayError
 from pegahpc.launch.journal import log_path
 from pegahpc.launch.keeper import RecordKeeper
@@ -75,7 +75,6 @@ class Head:
         self._is_going = self._is_leaving = False
         self._late: list[str] = []  # what failed on the way out
         self._gateway: GatewayChild | None = None
-        self._gateway_freeze: FreezeWatch | None = None
         self._server = Rendezvous(
             secret=FleetSecret.load(boot.secret_path),
             fingerprint=boot.fingerprint,
@@ -181,8 +180,8 @@ class Head:
         self._server.broadcast(Go())
         self._is_going = True
         self._watchdog.expect_ranks(self._boot.fleet.topology.world_size, time.monotonic())
-        self._gateway = GatewayChild(self._boot, [record.wire_endpoint for record in records])
-        self._gateway_freeze = FreezeWatch(self._gateway.child.id, self._bound_s)
+        endpoints = [record.wire_endpoint for record in records]
+        self._gateway = GatewayChild(self._boot, endpoints, still_s=self._bound_s)
         entry = GatewayEntry(process=self._gateway.child.id)
         self._keeper.record.gateway = entry
         entry.url = await self._gateway.listen()
@@ -216,14 +215,14 @@ class Head:
         return None
 
     def _gateway_trouble(self) -> str:
-        if self._gateway is None or self._gateway_freeze is None:
+        if self._gateway is None:
             return ""
         child = self._gateway.child
-        if not child.is_alive and self._keeper.record.state == "ready" and not self._stop.is_set():
-            return f"{child.describe()}; log: {child.log_path}"
-        if self._gateway_freeze.is_over():
-            return f"{child.who} (pid {child.id.pid}) is frozen; log: {child.log_path}"
-        return ""
+        if child.is_alive:
+            how = self._gateway.stands_still()
+            return f"{child.who} (pid {child.id.pid}) {how}; log: {child.log_path}" if how else ""
+        is_missed = self._keeper.record.state == "ready" and not self._stop.is_set()
+        return f"{child.describe()}; log: {child.log_path}" if is_missed else ""
 
     async def _drain(self) -> str:
         """Let running work finish, then let the ranks leave together; what to say about it."""

@@ -1,4 +1,4 @@
-"""The document that starts the gateway, and the line with which it answers."""
+"""The document that starts the gateway, and the lines that it says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,22 @@ class GatewayBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="listening"):
-    """The gateway's one line on standard output, as JSON: its port is bound and serves."""
+    """The gateway's port is bound and serves; said once."""
 
     host: str
     port: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag_field="event", tag="beat"):
+    """The gateway's event loop turns; said every `BEAT_S`, from the loop's start to its end."""
+
+
+Word = Listening | Beat
+BEAT_S = 0.25
+
+decode_word = msgspec.json.Decoder(Word).decode
+
+
+def encode_word(word: Word) -> bytes:
+    """One line on the gateway's standard output, as JSON."""
+    return msgspec.json.encode(word) + b"\n"

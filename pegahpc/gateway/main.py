@@ -1,4 +1,4 @@
-"""The gateway process. One msgpack document on stdin says all; one JSON line on stdout says that it listens."""
+"""The gateway process. One msgpack document on stdin says all; JSON lines on stdout: its loop turns, it listens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
@@ -18,8 +19,9 @@ from aiohttp import web
 from pegahpc.config import ConfigError
 from pegahpc.gateway.app import drain, farewell, make_app
 from pegahpc.gateway.appkeys import ENGINES, MODEL
-from pegahpc.gateway.boot import GatewayBoot, Listening
+from pegahpc.gateway.boot import GatewayBoot, Listening, encode_word
 from pegahpc.gateway.connections import Door
+from pegahpc.gateway.pulse import beating
 from pegahpc.gateway.rank_link import AttachError
 from pegahpc.log_lines import configure_logging
 from pegahpc.wire.keys import FleetSecret
@@ -47,7 +49,7 @@ def main() -> int:
         max_connections = _max_connections(boot)
         with _bind(boot.host, boot.port) as listener:
             app = make_app(boot.fleet, FleetSecret.load(Path(boot.secret_path)), boot.endpoints)
-            return asyncio.run(_serve(app, listener, max_connections))
+            return asyncio.run(_run(app, listener, max_connections))
     except (ConfigError, msgspec.MsgspecError, OSError) as error:
         return _end_with(EXIT_CONFIG, error)
     except AttachError as error:
@@ -102,6 +104,12 @@ def _bind(host: str, port: int) -> socket.socket:
             ) from None
         raise ConfigError(f"gateway.host: cannot listen on {host} port {port}: {error.strerror}") from None
     return listener
+
+
+async def _run(app: web.Application, listener: socket.socket, max_connections: int) -> int:
+    """Serve, with a pulse from the first turn of the event loop to the last."""
+    async with beating():
+        return await _serve(app, listener, max_connections)
 
 
 async def _serve(app: web.Application, listener: socket.socket, max_connections: int) -> int:
@@ -172,8 +180,7 @@ async def _start(app: web.Application, runner: web.AppRunner) -> None:
 
 def _announce(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    sys.stdout.buffer.write(msgspec.json.encode(Listening(host=host, port=port)) + b"\n")
-    sys.stdout.buffer.flush()
+    os.write(sys.stdout.fileno(), encode_word(Listening(host=host, port=port)))
     log.info("listening on http://%s:%d", host, port)
 
 

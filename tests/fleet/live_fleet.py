@@ -12,6 +12,7 @@ import psutil
 
 from pegahpc.config import compose_fleet
 from pegahpc.launch import claim
+from pegahpc.launch.boot import Programs
 from pegahpc.launch.children import python_module
 from pegahpc.launch.endpoint import Endpoint, address_of
 from pegahpc.launch.identity import ProcessId
@@ -27,7 +28,7 @@ QUESTION, ANSWER = "What is 3 plus 4?", "3 plus 4 is 7."
 class LiveFleet(RunningFleet):
     """A detached fleet whose temporary folder is its own, so that every process of it can be found by that."""
 
-    def __init__(self, home: Path, *overrides: str) -> None:
+    def __init__(self, home: Path, *overrides: str, programs: Programs | None = None) -> None:
         self.temp = home / "temp"
         self.temp.mkdir(exist_ok=True)
         self.before = _kernel_names()
@@ -36,7 +37,7 @@ class LiveFleet(RunningFleet):
         assert launcher.stdin is not None
         plan = resolve(compose_fleet([f"fleet.home={home}", "gateway.port=0", *overrides]))
         with launcher.stdin as stdin:
-            boot = prepare(plan, ProcessId.of(launcher.pid))
+            boot = prepare(plan, ProcessId.of(launcher.pid), programs)
             stdin.write(msgspec.msgpack.encode(boot))
         super().__init__(boot.folder, launcher)
 

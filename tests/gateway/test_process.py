@@ -1,5 +1,7 @@
 """The process that the launcher starts: its document on stdin, its line on stdout, its end on SIGTERM."""
 
+import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -39,7 +41,8 @@ class Gateway:
 
     def listening(self) -> str:
         assert self.process.stdout is not None
-        line = json.loads(self.process.stdout.readline())
+        while (line := json.loads(self.process.stdout.readline()))["event"] == "beat":
+            continue
         assert line["event"] == "listening"
         return "http://{}:{}".format(line["host"], line["port"])
 
@@ -180,10 +183,36 @@ def test_it_does_not_listen_before_the_rank_answers_and_leaves_on_sigterm_while_
         assert gateway.process.poll() is None
         assert gateway.process.stdout is not None
         os.set_blocking(gateway.process.stdout.fileno(), False)
-        assert gateway.process.stdout.read() is None
+        assert set(gateway.process.stdout.read().splitlines()) == {b'{"event":"beat"}'}
         gateway.process.send_signal(signal.SIGTERM)
         status, log = gateway.end()
     assert status == 0, log
+
+
+def test_it_beats_on_standard_output_from_start_to_end_and_a_reader_that_is_late_or_gone_holds_up_nothing(
+    document: dict[str, object], tmp_path: Path
+) -> None:
+    gateway = Gateway(document)
+    url = gateway.listening()
+    assert gateway.process.stdout is not None
+    began_s = time.monotonic()
+    lines = [gateway.process.stdout.readline() for _ in range(4)]
+    assert lines == [b'{"event":"beat"}\n'] * 4 and 0.5 < time.monotonic() - began_s < 5
+    fcntl.fcntl(gateway.process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # 240 beats; it holds 4 a second
+    with closing(os.fdopen(os.open(f"/proc/self/fd/{gateway.process.stdout.fileno()}", os.O_WRONLY), "wb")) as full:
+        os.set_blocking(full.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while full.raw.write(b"x" * 4096):
+                continue
+    time.sleep(0.6)
+    assert ask(url, tmp_path / "secret")[0] == 200
+    gateway.process.stdout.close()
+    time.sleep(0.6)
+    assert ask(url, tmp_path / "secret")[0] == 200
+    gateway.process.send_signal(signal.SIGTERM)
+    assert gateway.process.wait(10) == 0
+    assert gateway.process.stderr is not None
+    gateway.process.stderr.close()
 
 
 def test_a_model_folder_without_a_tokenizer_is_named(document: dict[str, object], tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def test_a_frozen_gateway_is_named(start: Start) -> None:
     assert_failed(fleet, record, f"gateway (pid {record.gateway.process.pid}) is frozen", "gateway.log")
 
 
+def test_a_gateway_whose_loop_hangs_is_found_though_its_process_lives(start: Start) -> None:
+    fleet = start("topology=ep2", "gateway.stall_s=2", gateway="hang")
+    record = when_ready(fleet)
+    assert record.gateway is not None
+    says = f"gateway (pid {record.gateway.process.pid}) hangs: its event loop has not turned for 1."
+    assert_failed(fleet, record, says, "gateway.log")
+
+
 def test_what_is_frozen_while_the_fleet_loads_is_named(start: Start) -> None:
     """Long before the bound on loading, which may be half an hour."""
     for who, says in (("rank 0", "is frozen; last seen at"), ("tray 1", "has been silent for")):
