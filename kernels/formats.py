@@ -1,4 +1,4 @@
-"""Packed weights as checkpoints store them, and what they read as: FP8 in blocks, INT4 and MXFP4 in groups of 32.
+"""Packed weights, and what they read as. `weight_format.py` says how the formats lie in a checkpoint.
 
 A matrix is [..., out, in]. `codes` and `scales` are the checkpoint's bytes, untouched; every function reads a matrix, a
 stack of them, or a range of rows that starts where a row of scales does.
@@ -14,7 +14,8 @@ from functools import cache
 
 import torch
 
-FP8_BLOCK, INT4_GROUP, MXFP4 = "fp8_block", "int4_group", "mxfp4"
+from pegahpc.kernels.weight_format import INT4_GROUP, MXFP4, WeightFormat
+
 E4M3_NAN = 0x7F  # with either sign; E4M3 has no infinity
 E8M0_NAN = 0xFF
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bit 3 of a code is the sign
@@ -22,32 +23,22 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bit 3 of a code is the sign
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A matrix or a stack of matrices in a checkpoint's own format.
+    """A matrix or a stack of matrices in a checkpoint's own format; shapes and types as `format.stored` says."""
 
-    Codes and scales by format, for [out, in]:
-        fp8_block: float8_e4m3fn [out, in]; float32 [ceil(out / block rows), ceil(in / block columns)], a block each.
-        int4_group: int32 [out, in / 8], code j of a word in bits 4j to 4j + 3, value + 8;
-            bfloat16, float16 or float32 [out, in / 32].
-        mxfp4: uint8 [out, in / 2], the low nibble first, E2M1; uint8 [out, in / 32], E8M0: 2^(scale - 127).
-
-    Source: DeepSeek-V3 (arXiv:2412.19437), section 3.3; compressed-tensors, "pack-quantized"; OCP Microscaling v1.0.
-    """
-
-    format: str
+    format: WeightFormat
     codes: torch.Tensor
     scales: torch.Tensor
-    block: tuple[int, int]  # (rows, columns) that share a scale
 
     def __getitem__(self, matrix: int) -> Packed:
         """One matrix of a stack."""
-        return Packed(format=self.format, codes=self.codes[matrix], scales=self.scales[matrix], block=self.block)
+        return Packed(format=self.format, codes=self.codes[matrix], scales=self.scales[matrix])
 
 
 def unpack(packed: Packed) -> torch.Tensor:
     """[..., out, in], float32: code * scale, rounded once; exact wherever float32 holds the product."""
     scales_ZY = _e8m0(packed.scales) if packed.format == MXFP4 else packed.scales.float()
-    rows, columns = packed.block
-    if packed.format == FP8_BLOCK:
+    rows, columns = packed.format.block
+    if packed.format.codes_an_item == 1:
         values_OI = packed.codes.float()
         scales_ZI = scales_ZY.repeat_interleave(columns, dim=-1)[..., : values_OI.shape[-1]]
         for block, band_OI in enumerate(torch.split(values_OI, rows, dim=-2)):
@@ -62,13 +53,12 @@ def unpack(packed: Packed) -> torch.Tensor:
 
 def is_finite(packed: Packed) -> bool:
     """Whether every value that `unpack` gives is a finite number; cheap unless scales are near the end of float32."""
-    if packed.format == FP8_BLOCK and bool((packed.codes.view(torch.uint8) & 0x7F == E4M3_NAN).any()):
+    if packed.format.codes_dtype == "F8_E4M3" and bool((packed.codes.view(torch.uint8) & 0x7F == E4M3_NAN).any()):
         return False
     if packed.format == MXFP4 and bool((packed.scales == E8M0_NAN).any()):
         return False
     scales = _e8m0(packed.scales) if packed.format == MXFP4 else packed.scales.float()
-    largest = {FP8_BLOCK: 448.0, INT4_GROUP: 8.0, MXFP4: 6.0}[packed.format]
-    if not scales.numel() or bool((scales.abs().amax() * largest).isfinite()):
+    if not scales.numel() or bool((scales.abs().amax() * packed.format.largest).isfinite()):
         return True
     return bool(scales.isfinite().all()) and bool(unpack(packed).isfinite().all())
 

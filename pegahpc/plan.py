@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from pegahpc.checkpoint.files import CheckpointError, TensorInfo, read_headers
+from pegahpc.checkpoint.files import CheckpointError, Headers, read_headers
 from pegahpc.checkpoint.manifest import TensorSpec, check
 from pegahpc.config import ConfigError, EngineConfig, FleetConfig
 from pegahpc.models.fields import UnsupportedModel
@@ -96,11 +96,11 @@ def _device(fleet: FleetConfig) -> str:
     return fleet.cluster.device
 
 
-def _engine(fleet: FleetConfig, headers: dict[str, TensorInfo]) -> EngineConfig:
+def _engine(fleet: FleetConfig, headers: Headers) -> EngineConfig:
     engine, is_cpu = fleet.engine, fleet.cluster.device == "cpu"
     dtype = engine.dtype
     if dtype == "auto":
-        stored = {info.dtype for info in headers.values()}
+        stored = {info.dtype for info in headers.tensors.values()}
         dtype = "float32" if is_cpu or stored == {"F32"} else "bfloat16"
     threads = 1  # a second one loses more to waiting than it computes, at the sizes that a CPU serves
     return replace(

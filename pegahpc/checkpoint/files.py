@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,15 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be served; the message lists every fault found, one a line."""
 
 
-def faults(found: Iterable[str], *, most: int = 10) -> CheckpointError:
-    """One error for all faults; the first `most` are written out."""
-    lines = list(found)
-    more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
-    return CheckpointError("\n".join([*lines[:most], *more]))
+def faults(*groups: list[str], most: int = 10) -> CheckpointError:
+    """One error for all faults, group after group; the first `most` are written out, of each group at least one."""
+    shown = [0] * len(groups)
+    while sum(shown) < most and any(count < len(group) for count, group in zip(shown, groups, strict=True)):
+        for index, group in enumerate(groups):
+            shown[index] += shown[index] < len(group) and sum(shown) < most
+    lines = [line for count, group in zip(shown, groups, strict=True) for line in group[:count]]
+    left = sum(map(len, groups)) - len(lines)
+    return CheckpointError("\n".join([*lines, *([f"... and {left} more"] if left else [])]))
 
 
 @dataclass(frozen=True)
@@ -31,30 +34,45 @@ class TensorInfo:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # safetensors' names: F32, BF16, ...
+    offset: int  # of its first byte in the file
 
 
-def read_headers(folder: Path) -> dict[str, TensorInfo]:
-    """All tensors of a checkpoint by name.
+@dataclass(frozen=True)
+class Headers:
+    """What the headers of a checkpoint's files say."""
+
+    tensors: dict[str, TensorInfo]  # by name; what damaged files hold is not among them
+    damaged: list[str]  # faults of files, a line each
+    lost: frozenset[str]  # names that the index puts into damaged files
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether the folder holds weights, or a config.json alone."""
+    return (folder / INDEX).exists() or (folder / SINGLE).exists()
+
+
+def read_headers(folder: Path) -> Headers:
+    """All tensors of a checkpoint by name, with the faults of its files: missing, cut short, or not as the index says.
 
     Raises:
-        CheckpointError: no weights, a shard that is missing, damaged or cut short, or an index that disagrees with
-            its shards.
+        CheckpointError: no weights at all, or an index that is none.
     """
     placed = _placement(folder)
     headers: dict[Path, dict[str, TensorInfo]] = {}
-    found: list[str] = []
+    damaged: list[str] = []
     for file in sorted(set(placed.values())):
         try:
             headers[file] = _header(file)
-        except (OSError, SafetensorError) as error:
-            found.append(f"{file}: cannot be read ({error}); is the file whole?")
-    if not found:
-        found = [f"{file}: has no tensor {name!r}, which {INDEX} puts there" for name, file in placed.items()
-                 if name and name not in headers[file]]  # fmt: skip
-    if found:
-        raise faults(found)
+        except (OSError, ValueError, SafetensorError) as error:
+            damaged.append(f"{file}: cannot be read ({error}); is the file whole?")
+    lost = {name for name, file in placed.items() if name not in headers.get(file, {})} - {""}
+    damaged += [f"{placed[name]}: has no tensor {name!r}, which {INDEX} puts there"
+                for name in placed if name in lost and placed[name] in headers]  # fmt: skip
     tensors = {name: info for header in headers.values() for name, info in header.items()}
-    return tensors | {name: headers[file][name] for name, file in placed.items() if name}
+    tensors |= {name: headers[file][name] for name, file in placed.items() if name and name not in lost}
+    if damaged and not tensors:
+        raise faults(damaged)
+    return Headers(tensors, damaged, frozenset(lost))
 
 
 def _placement(folder: Path) -> dict[str, Path]:
@@ -76,6 +94,12 @@ def _placement(folder: Path) -> dict[str, Path]:
 
 
 def _header(file: Path) -> dict[str, TensorInfo]:
-    with safe_open(file, framework="np") as handle:
-        slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
-        return {name: TensorInfo(file, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+    """safetensors checks the file (whole, no holes, types and shapes that fit); where tensors lie says its header."""
+    with safe_open(file, framework="np"), file.open("rb") as raw:
+        size = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(size))
+    return {
+        name: TensorInfo(file, tuple(entry["shape"]), entry["dtype"], 8 + size + entry["data_offsets"][0])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

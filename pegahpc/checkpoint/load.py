@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 
 from pegahpc.checkpoint.files import CheckpointError, TensorInfo, read_headers
-from pegahpc.checkpoint.manifest import check, is_fused, layer_prefix
+from pegahpc.checkpoint.manifest import check, is_fused
+from pegahpc.checkpoint.names import layer_prefix
 from pegahpc.kernels.selected import Kernels
 from pegahpc.layers.dense_ffn import DenseFFN, DenseWeights
 from pegahpc.mla.attention import LatentAttention, LatentWeights
@@ -44,8 +45,8 @@ def load_decoder(folder: Path, spec: ModelSpec, placement: Placement, progress: 
     Raises:
         CheckpointError: faults in the headers, all together, or a weight that is not finite.
     """
-    tensors = read_headers(folder)
-    wanted = check(spec, tensors)
+    headers = read_headers(folder)
+    wanted, tensors = check(spec, headers), headers.tensors
     num_local, first = placement.dispatcher.num_local_experts, placement.dispatcher.first_expert
     own = range(first, first + num_local)
     kept = [tensor for tensor in wanted if tensor.expert is None or tensor.expert in own]

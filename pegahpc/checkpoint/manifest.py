@@ -1,151 +1,203 @@
-"""What a line's checkpoint must hold, by name and shape, and which rank keeps what. No torch.
+"""What a checkpoint must hold, by name, shape and type, and which rank keeps what. No torch.
 
-Routed experts come per expert (`mlp.experts.7.gate_proj.weight`) or fused (`mlp.experts.gate_up_proj`); both are
-read. A manifest is checked against the headers before a byte of weights is read, all faults together.
+Routed experts come per expert (`mlp.experts.7.gate_proj.weight`) or fused (`mlp.experts.gate_up_proj`), matrices
+plain or in the packed format that config.json names; all are read. A manifest is held against the headers before a
+byte of weights is read, and all faults are reported together.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
-from pegahpc.checkpoint.files import TensorInfo, faults
-from pegahpc.models.spec import DenseFFN, ModelSpec, MoEFFN
+from pegahpc.checkpoint.files import CheckpointError, Headers, TensorInfo, faults
+from pegahpc.checkpoint.names import (
+    Part,
+    expert_parts,
+    expert_prefix,
+    layer_parts,
+    layer_prefix,
+    model_parts,
+    prediction_parts,
+    stacks,
+)
+from pegahpc.checkpoint.siblings import sibling
+from pegahpc.kernels.weight_format import WeightFormat
+from pegahpc.models.spec import LayerSpec, ModelSpec, MoEFFN
 
-DTYPES = ("F32", "BF16", "F16")
-SKIPPED = re.compile(r"rotary_emb\.inv_freq$")
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I32": 4, "U8": 1}
+SKIPPED = re.compile(r"rotary_emb\.inv_freq$|\.weight_shape$")  # buffers of old; shapes that the packed codes have, too
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """One tensor that the line reads."""
+class TensorSpec(NamedTuple):
+    """One tensor that the line reads. (A tuple: a checkpoint may have half a million.)"""
 
     name: str
     shape: tuple[int, ...]
+    dtypes: tuple[str, ...]  # safetensors' names that are read; the first is the usual one, or the one that is there
     expert: int | None = None  # a routed expert's own tensor; None: every rank reads it
     is_stack: bool = False  # first dim counts routed experts: a rank reads its own slice
 
+    @property
+    def num_bytes(self) -> int:
+        """In the checkpoint."""
+        return prod(self.shape) * ITEM_BYTES[self.dtypes[0]]
 
-def layer_prefix(spec: ModelSpec, layer: int) -> str:
-    """Before the names of a layer's tensors."""
-    return f"{spec.tensor_prefix}model.layers.{layer}."
 
-
-def is_fused(spec: ModelSpec, layer: int, names: Mapping[str, object]) -> bool:
+def is_fused(spec: ModelSpec, layer: int, stored: Mapping[str, object]) -> bool:
     """Whether this layer's routed experts are stored as stacks."""
-    return f"{layer_prefix(spec, layer)}mlp.experts.gate_up_proj" in names
+    return f"{layer_prefix(spec, layer)}{spec.names.moe}experts.gate_up_proj" in stored
 
 
-def manifest(spec: ModelSpec, names: Mapping[str, object]) -> list[TensorSpec]:
-    """Every tensor that the model reads; `names` are the checkpoint's, which decide fused or per expert."""
-    prefix, hidden, vocab = spec.tensor_prefix, spec.hidden_size, spec.vocab_size
-    tensors = [
-        TensorSpec(name=f"{prefix}model.embed_tokens.weight", shape=(vocab, hidden)),
-        TensorSpec(name=f"{prefix}model.norm.weight", shape=(hidden,)),
-    ]
-    if not spec.tie_word_embeddings:
-        tensors.append(TensorSpec(name=f"{prefix}lm_head.weight", shape=(vocab, hidden)))
-    for layer, ffn in enumerate(spec.ffns):
-        before = layer_prefix(spec, layer)
-        parts = [*_attention(spec), *_norms(spec)]
-        parts += _dense(ffn, hidden) if isinstance(ffn, DenseFFN) else _moe(ffn, hidden, is_fused(spec, layer, names))
-        tensors += [
-            TensorSpec(name=before + part.name, shape=part.shape, expert=part.expert, is_stack=part.is_stack)
-            for part in parts
-        ]
+def packed_format(
+    spec: ModelSpec, part: Part, name: str, stored: Mapping[str, TensorInfo] | None
+) -> WeightFormat | None:
+    """The format that a matrix is packed in; None: it is plain.
+
+    Args:
+        name: the part's full name.
+        stored: the checkpoint's tensors, whose names and types decide; None: config.json alone does.
+    """
+    quantization = spec.quantization
+    if quantization is None or part.packs == "never":
+        return None
+    format = quantization.format
+    expected = format if part.packs == "expert" or quantization.covers_body else None
+    if stored is None:
+        return expected
+    base = name.removesuffix(".weight")
+    codes = stored.get(base + format.codes)
+    if base + format.scales in stored or (codes is not None and codes.dtype == format.codes_dtype):
+        return format
+    return None if name in stored else expected
+
+
+def manifest(
+    spec: ModelSpec,
+    stored: Mapping[str, TensorInfo] | None = None,
+    *,
+    experts: range | None = None,
+    has_prediction: bool = False,
+) -> list[TensorSpec]:
+    """Every tensor that the model reads.
+
+    Args:
+        stored: the checkpoint's tensors, which decide fused or per expert, packed or plain; None: as is usual.
+        experts: of routed experts only these (of stacks the whole stack); None: all.
+        has_prediction: multi-token-prediction layers as well.
+    """
+    tensors = [tensor for part in model_parts(spec) for tensor in _tensors(spec, part, "", stored)]
+    for number, layer in enumerate(spec.layers):
+        tensors += _layer(spec, number, layer, stored)
+        tensors += _experts(spec, number, layer, stored, experts)
+    if spec.prediction and has_prediction:
+        for number in range(spec.num_layers, spec.num_layers + spec.num_mtp_layers):
+            tensors += _layer(spec, number, spec.prediction.layer, stored)
+            tensors += _experts(spec, number, spec.prediction.layer, stored, experts)
+            tensors += [TensorSpec(layer_prefix(spec, number) + part.name, part.shape, part.dtypes)
+                        for part in prediction_parts(spec)]  # fmt: skip
     return tensors
 
 
-def check(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[TensorSpec]:
-    """The manifest, held against the checkpoint's headers.
+def check(spec: ModelSpec, headers: Headers) -> list[TensorSpec]:
+    """The manifest, held against the checkpoint's headers; each tensor's type is the one that is there.
 
     Raises:
-        CheckpointError: tensors that are missing, of another shape or type, or that this line does not know.
+        CheckpointError: a checkpoint of another line, files that are damaged, and tensors that are missing, of another
+            shape or type, or unknown to this line: all of them, in this order.
     """
-    _check_counts(spec, len(tensors))
-    expected = manifest(spec, tensors)
-    found = [fault for wanted in expected for fault in _faults_of(wanted, tensors.get(wanted.name))]
-    known = {wanted.name for wanted in expected}
-    found += [f"{name}: this line ({spec.line}) has no such tensor" for name in tensors
-              if name not in known and not _is_skipped(spec, name)]  # fmt: skip
-    if found:
-        raise faults(found)
-    return expected
+    stored = headers.tensors
+    _check_counts(spec, len(stored) + len(headers.lost))
+    expected = manifest(spec, stored)
+    here = [tensor for tensor in expected if tensor.name not in headers.lost]
+    known = {tensor.name for tensor in expected}
+    unknown = [f"{name}: this line ({spec.line}) has no such tensor" for name in stored
+               if name not in known and not _is_skipped(spec, name)]  # fmt: skip
+    missing, shapes, dtypes = _missing(here, stored), list(_shapes(here, stored)), list(_dtypes(here, stored))
+    other = sibling(spec, stored) if missing or unknown else None
+    groups = [[other] if other else [], headers.damaged, missing, shapes, dtypes, unknown]
+    if any(groups):
+        raise faults(*groups)
+    return [tensor._replace(dtypes=(stored[tensor.name].dtype,)) for tensor in expected]
+
+
+def _layer(
+    spec: ModelSpec, number: int, layer: LayerSpec, stored: Mapping[str, TensorInfo] | None
+) -> Iterator[TensorSpec]:
+    for part in layer_parts(spec, layer):
+        yield from _tensors(spec, part, layer_prefix(spec, number), stored)
+
+
+def _experts(
+    spec: ModelSpec, number: int, layer: LayerSpec, stored: Mapping[str, TensorInfo] | None, experts: range | None
+) -> Iterator[TensorSpec]:
+    if not isinstance(layer.ffn, MoEFFN):
+        return
+    before, num_experts = layer_prefix(spec, number), layer.ffn.router.num_experts
+    if stored is not None and is_fused(spec, number, stored):
+        for part in stacks(spec, layer.ffn):
+            yield TensorSpec(before + part.name, part.shape, part.dtypes, is_stack=True)
+        return
+    parts = expert_parts(spec, layer.ffn)
+    for expert in range(num_experts) if experts is None else experts:
+        for part in parts:
+            yield from _tensors(spec, part, before + expert_prefix(spec, expert), stored, expert)
+
+
+def _tensors(
+    spec: ModelSpec, part: Part, before: str, stored: Mapping[str, TensorInfo] | None, expert: int | None = None
+) -> Iterator[TensorSpec]:
+    name = before + part.name
+    format = packed_format(spec, part, name, stored)
+    if format is None:
+        yield TensorSpec(name, part.shape, part.dtypes, expert)
+        return
+    base = name.removesuffix(".weight")
+    for tensor in format.stored(*part.shape):
+        yield TensorSpec(base + tensor.suffix, tensor.shape, tensor.dtypes, expert)
 
 
 def _check_counts(spec: ModelSpec, num_tensors: int) -> None:
     """Refuse a config.json that asks for far more than there is, before a list of it all is made."""
     num_moe = sum(isinstance(ffn, MoEFFN) for ffn in spec.ffns)
     fewest = 6 * spec.num_layers + 2 * num_moe
-    most = fewest + 20 * spec.num_layers + 3 * num_moe * spec.num_experts
+    most = fewest + 20 * spec.num_layers + 6 * num_moe * spec.num_experts
     if fewest > num_tensors or (most > 10 * num_tensors + 100_000):
-        raise faults([f"config.json says {spec.num_layers} layers and {spec.num_experts} experts;"
-                      f" the checkpoint has only {num_tensors} tensors"])  # fmt: skip
+        raise CheckpointError(
+            f"config.json says {spec.num_layers} layers and {spec.num_experts} experts;"
+            f" the checkpoint has only {num_tensors} tensors"
+        )
 
 
-def _faults_of(wanted: TensorSpec, info: TensorInfo | None) -> Iterator[str]:
-    if info is None:
-        yield f"{wanted.name}: is missing from the checkpoint (expected shape {list(wanted.shape)})"
-        return
-    if info.shape != wanted.shape:
-        yield f"{wanted.name}: has shape {list(info.shape)}, config.json says {list(wanted.shape)} ({info.file.name})"
-    if info.dtype not in DTYPES:
-        yield f"{wanted.name}: has type {info.dtype}, not one of {', '.join(DTYPES)} ({info.file.name})"
+def _missing(wanted: list[TensorSpec], stored: Mapping[str, TensorInfo]) -> list[str]:
+    return [f"{tensor.name}: is missing from the checkpoint (expected shape {list(tensor.shape)})"
+            for tensor in wanted if tensor.name not in stored]  # fmt: skip
+
+
+def _shapes(wanted: list[TensorSpec], stored: Mapping[str, TensorInfo]) -> Iterator[str]:
+    for tensor in wanted:
+        info = stored.get(tensor.name)
+        if info is not None and info.shape != tensor.shape:
+            found, said = list(info.shape), list(tensor.shape)
+            yield f"{tensor.name}: has shape {found}, config.json says {said} ({info.file.name})"
+
+
+def _dtypes(wanted: list[TensorSpec], stored: Mapping[str, TensorInfo]) -> Iterator[str]:
+    for tensor in wanted:
+        info = stored.get(tensor.name)
+        if info is not None and info.dtype not in tensor.dtypes:
+            read = sorted(tensor.dtypes, key=lambda dtype: -ITEM_BYTES[dtype])
+            said = f"not one of {', '.join(read)}" if len(read) > 1 else f"not {read[0]}"
+            yield f"{tensor.name}: has type {info.dtype}, {said} ({info.file.name})"
 
 
 def _is_skipped(spec: ModelSpec, name: str) -> bool:
-    """Rotary buffers, tied heads stored all the same, multi-token-prediction layers, a wrapper's other towers."""
-    if SKIPPED.search(name) or (spec.tensor_prefix and not name.startswith(spec.tensor_prefix)):
+    """Buffers of old, tied heads that are stored all the same, multi-token-prediction layers, other towers."""
+    if SKIPPED.search(name) or name.startswith(spec.other_towers):
         return True
     if spec.tie_word_embeddings and name == f"{spec.tensor_prefix}lm_head.weight":
         return True
     extra = range(spec.num_layers, spec.num_layers + spec.num_mtp_layers)
     return any(name.startswith(layer_prefix(spec, layer)) for layer in extra)
-
-
-def _attention(spec: ModelSpec) -> list[TensorSpec]:
-    a, hidden = spec.attention, spec.hidden_size
-    q_dim = a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim)
-    shapes: dict[str, tuple[int, ...]] = {
-        "kv_a_proj_with_mqa.weight": (a.row_dim, hidden),
-        "kv_a_layernorm.weight": (a.kv_lora_rank,),
-        "kv_b_proj.weight": (a.num_heads * (a.qk_nope_head_dim + a.v_head_dim), a.kv_lora_rank),
-        "o_proj.weight": (hidden, a.num_heads * a.v_head_dim),
-    }
-    if a.q_lora_rank is None:
-        shapes["q_proj.weight"] = (q_dim, hidden)
-    else:
-        shapes["q_a_proj.weight"] = (a.q_lora_rank, hidden)
-        shapes["q_a_layernorm.weight"] = (a.q_lora_rank,)
-        shapes["q_b_proj.weight"] = (q_dim, a.q_lora_rank)
-    return [TensorSpec(name=f"self_attn.{name}", shape=shape) for name, shape in shapes.items()]
-
-
-def _norms(spec: ModelSpec) -> list[TensorSpec]:
-    names = ("input_layernorm.weight", "post_attention_layernorm.weight")
-    return [TensorSpec(name=name, shape=(spec.hidden_size,)) for name in names]
-
-
-def _swiglu(before: str, hidden: int, width: int, expert: int | None = None) -> list[TensorSpec]:
-    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
-    return [TensorSpec(name=f"{before}{n}.weight", shape=shape, expert=expert) for n, shape in shapes.items()]
-
-
-def _dense(ffn: DenseFFN, hidden: int) -> list[TensorSpec]:
-    return _swiglu("mlp.", hidden, ffn.intermediate_size)
-
-
-def _moe(ffn: MoEFFN, hidden: int, fused: bool) -> list[TensorSpec]:
-    num_experts, width = ffn.router.num_experts, ffn.intermediate_size
-    tensors = [TensorSpec(name="mlp.gate.weight", shape=(num_experts, hidden))]
-    if ffn.router.method == "noaux_tc":
-        tensors.append(TensorSpec(name="mlp.gate.e_score_correction_bias", shape=(num_experts,)))
-    if ffn.shared_intermediate_size:
-        tensors += _swiglu("mlp.shared_experts.", hidden, ffn.shared_intermediate_size)
-    if fused:
-        shapes = {"gate_up_proj": (num_experts, 2 * width, hidden), "down_proj": (num_experts, hidden, width)}
-        return tensors + [TensorSpec(name=f"mlp.experts.{n}", shape=s, is_stack=True) for n, s in shapes.items()]
-    for expert in range(num_experts):
-        tensors += _swiglu(f"mlp.experts.{expert}.", hidden, width, expert)
-    return tensors

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from pegahpc.models.spec import Rope, Yarn
+from pegahpc.models.rope import Rope, Yarn
 
 
 def inverse_frequencies(rope: Rope) -> torch.Tensor:

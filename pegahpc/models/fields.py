@@ -40,15 +40,15 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise UnsupportedModel(f"{self._where}: {name} is missing")
+            raise self.refusal(f"{name} is missing")
         if kind is float and type(value) is int:
             return kind(value)
         if type(value) is not kind:
-            raise UnsupportedModel(f"{self._where}: {name} is {value!r}, not of type {kind.__name__}")
+            raise self.refusal(f"{name} is {value!r}, not of type {kind.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UnsupportedModel(f"{self._where}: {name} is {value}, not a finite number")
+            raise self.refusal(f"{name} is {value}, not a finite number")
         if isinstance(value, int) and value < 0:
-            raise UnsupportedModel(f"{self._where}: {name} is {value}, below 0")
+            raise self.refusal(f"{name} is {value}, below 0")
         return value
 
     def optional(self, name: str, kind: type[T]) -> T | None:
@@ -58,11 +58,20 @@ class Fields:
             return None
         return self.take(name, kind)
 
+    def items(self, name: str, kind: type[T]) -> tuple[T, ...] | None:
+        """A field that is a list of one type; None when absent or null."""
+        value = self._left.pop(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
+            raise self.refusal(f"{name} is {value!r}, not a list of type {kind.__name__}")
+        return tuple(value)
+
     def pin(self, name: str, only: Any) -> None:
         """The field may be absent, null, or exactly `only`: anything else is another structure."""
         value = self._left.pop(name, None)
         if value is not None and value != only:
-            raise UnsupportedModel(f"{self._where}: {name} is {value!r}; this line serves {only!r} only")
+            raise self.refusal(f"{name} is {value!r}; this line serves {only!r} only")
 
     def inert(self, *names: str) -> None:
         """Fields of this line that change nothing here."""
@@ -75,11 +84,15 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise UnsupportedModel(f"{self._where}: {name} is {value!r}, not a mapping")
+            raise self.refusal(f"{name} is {value!r}, not a mapping")
         return Fields(value, f"{self._where}: {name}")
+
+    def refusal(self, what: str) -> UnsupportedModel:
+        """An error that says where the field stands."""
+        return UnsupportedModel(f"{self._where}: {what}")
 
     def finish(self) -> None:
         """Refuse fields that this line does not know: they may change what the model computes."""
         if self._left:
             unknown = ", ".join(f"{name}={value!r}" for name, value in sorted(self._left.items()))
-            raise UnsupportedModel(f"{self._where}: fields that this line does not know: {unknown}")
+            raise self.refusal(f"fields that this line does not know: {unknown}")

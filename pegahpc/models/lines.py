@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pegahpc.models import deepseek_v2, deepseek_v3
+from pegahpc.models import deepseek_v2, deepseek_v3, glm_moe_dsa, kimi_k3
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.models.spec import ModelSpec
 
 LINES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
-    model_type: line.probe for line in (deepseek_v2, deepseek_v3) for model_type in line.MODEL_TYPES
+    model_type: line.probe
+    for line in (deepseek_v2, deepseek_v3, glm_moe_dsa, kimi_k3)
+    for model_type in line.MODEL_TYPES
 }
-WRAPPERS = ("kimi_k25",)  # multimodal shells around a text model that we serve alone
+WRAPPERS = ("kimi_k25",)  # multimodal shells around a text model that is another line's; it is served alone
+TOWERS = ("vision_tower.", "mm_projector.", "multi_modal_projector.")  # their other parts
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -47,7 +50,8 @@ def probe(config: Mapping[str, Any]) -> ModelSpec:
         text = config.get("text_config")
         if not isinstance(text, Mapping):
             raise UnsupportedModel(f"config.json: {model_type} has no text_config")
-        return replace(probe(text), tensor_prefix="language_model.")
+        shared = {name: config[name] for name in ("quantization_config",) if name in config}
+        return replace(probe(shared | dict(text)), tensor_prefix="language_model.", other_towers=TOWERS)
     if not isinstance(model_type, str) or model_type not in LINES:
         known = ", ".join(sorted([*LINES, *WRAPPERS]))
         raise UnsupportedModel(f"config.json: model_type is {model_type!r}; pegahpc serves {known}")

@@ -10,10 +10,11 @@ import pytest
 import quantize
 import torch
 
-from pegahpc.kernels.formats import FP8_BLOCK, INT4_GROUP, MXFP4, Packed, is_finite, unpack
+from pegahpc.kernels.formats import Packed, is_finite, unpack
+from pegahpc.kernels.weight_format import INT4_GROUP, MXFP4, WeightFormat, fp8_block
 
 BLOCK = (128, 128)
-GROUP = (1, 32)
+SMALL_FP8 = fp8_block(16, 32)
 
 
 def e4m3(code: int) -> float:
@@ -49,15 +50,15 @@ def assert_same_bits(got: torch.Tensor, want: npt.NDArray[np.float32]) -> None:
 
 
 def fp8(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = BLOCK) -> Packed:
-    return Packed(format=FP8_BLOCK, codes=codes.view(torch.float8_e4m3fn), scales=scales, block=block)
+    return Packed(format=fp8_block(*block), codes=codes.view(torch.float8_e4m3fn), scales=scales)
 
 
 def int4(words: torch.Tensor, scales: torch.Tensor) -> Packed:
-    return Packed(format=INT4_GROUP, codes=words, scales=scales, block=GROUP)
+    return Packed(format=INT4_GROUP, codes=words, scales=scales)
 
 
 def mx(codes: torch.Tensor, scales: torch.Tensor) -> Packed:
-    return Packed(format=MXFP4, codes=codes, scales=scales, block=GROUP)
+    return Packed(format=MXFP4, codes=codes, scales=scales)
 
 
 FLOAT32_SCALES = [1.0, -1.0, 0.0, 2.0**-149, 2.0**-126, 1 / 448, 0.1, 3.0e38, 7.3e35]
@@ -110,55 +111,56 @@ def test_each_block_of_fp8_has_its_own_scale_also_where_it_is_cut_off(
     assert_same_bits(got, want)
 
 
-def random_packed(name: str, num_out: int = 48, num_in: int = 96) -> Packed:
-    weight = torch.randn(num_out, num_in, generator=torch.Generator().manual_seed(3))
-    if name == FP8_BLOCK:
-        return fp8(*quantize.fp8_block(weight, (16, 32)), (16, 32))
-    return int4(*quantize.int4_group(weight)) if name == INT4_GROUP else mx(*quantize.mxfp4(weight))
+FORMATS = [SMALL_FP8, INT4_GROUP, MXFP4]
+each_format = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 
 
-FORMATS = [FP8_BLOCK, INT4_GROUP, MXFP4]
+def random_packed(format: WeightFormat) -> Packed:
+    weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(3))
+    if format == SMALL_FP8:
+        return fp8(*quantize.fp8_block(weight, format.block), format.block)
+    return int4(*quantize.int4_group(weight)) if format == INT4_GROUP else mx(*quantize.mxfp4(weight))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_stack_and_a_range_of_rows_read_as_the_matrices_do(name: str) -> None:
-    one, two = random_packed(name), random_packed(name, 48, 96)
+@each_format
+def test_a_stack_and_a_range_of_rows_read_as_the_matrices_do(format: WeightFormat) -> None:
+    one, two = random_packed(format), random_packed(format)
     two.codes.view(torch.uint8).copy_(two.codes.view(torch.uint8).flip(0))
-    stack = Packed(format=name, codes=torch.stack((one.codes.view(torch.uint8), two.codes.view(torch.uint8))).view(
-        one.codes.dtype), scales=torch.stack((one.scales, two.scales)), block=one.block)  # fmt: skip
+    stack = Packed(format=format, codes=torch.stack((one.codes.view(torch.uint8), two.codes.view(torch.uint8))).view(
+        one.codes.dtype), scales=torch.stack((one.scales, two.scales)))  # fmt: skip
     assert torch.equal(unpack(stack), torch.stack((unpack(one), unpack(two))))
     assert torch.equal(unpack(stack[1]), unpack(two))
-    rows = one.block[0] * 2
-    part = Packed(format=name, codes=one.codes[rows:], scales=one.scales[2:], block=one.block)
+    rows = format.block[0] * 2
+    part = Packed(format=format, codes=one.codes[rows:], scales=one.scales[2:])
     assert torch.equal(unpack(part), unpack(one)[rows:])
 
 
-@pytest.mark.parametrize(("name", "relative"), [(FP8_BLOCK, 2**-4), (INT4_GROUP, 0.51 / 7), (MXFP4, 0.26)])
-def test_what_is_written_reads_back_within_half_a_step_of_the_format(name: str, relative: float) -> None:
+@pytest.mark.parametrize(("format", "relative"), [(SMALL_FP8, 2**-4), (INT4_GROUP, 0.51 / 7), (MXFP4, 0.26)])
+def test_what_is_written_reads_back_within_half_a_step_of_the_format(format: WeightFormat, relative: float) -> None:
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(3))
-    got = unpack(random_packed(name))
-    bound = weight.abs() * relative if name == FP8_BLOCK else weight.view(48, 3, 32).abs().amax(-1, keepdim=True)
-    worst = (got - weight).abs() if name == FP8_BLOCK else (got - weight).abs().view(48, 3, 32) / relative
+    got = unpack(random_packed(format))
+    bound = weight.abs() * relative if format == SMALL_FP8 else weight.view(48, 3, 32).abs().amax(-1, keepdim=True)
+    worst = (got - weight).abs() if format == SMALL_FP8 else (got - weight).abs().view(48, 3, 32) / relative
     assert bool((worst <= bound + 1e-6).all())
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_swapped_nibble_or_block_does_not_read_back(name: str) -> None:
+@each_format
+def test_a_swapped_nibble_or_block_does_not_read_back(format: WeightFormat) -> None:
     """The control of the test above: the bound sees the faults that a layout invites."""
-    packed = random_packed(name)
-    if name == FP8_BLOCK:
-        wrong = Packed(format=name, codes=packed.codes, scales=packed.scales.flip(1), block=packed.block)
+    packed = random_packed(format)
+    if format == SMALL_FP8:
+        wrong = Packed(format=format, codes=packed.codes, scales=packed.scales.flip(1))
     else:
         bits = packed.codes.contiguous().view(torch.uint8)
         swapped = (bits >> 4 | bits << 4).view(packed.codes.dtype)
-        wrong = Packed(format=name, codes=swapped, scales=packed.scales, block=packed.block)
+        wrong = Packed(format=format, codes=swapped, scales=packed.scales)
     assert float((unpack(wrong) - unpack(packed)).abs().max()) > 0.05
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_nothing_reads_as_nothing(name: str) -> None:
-    packed = random_packed(name)
-    empty = Packed(format=name, codes=packed.codes[:0], scales=packed.scales[:0], block=packed.block)
+@each_format
+def test_nothing_reads_as_nothing(format: WeightFormat) -> None:
+    packed = random_packed(format)
+    empty = Packed(format=format, codes=packed.codes[:0], scales=packed.scales[:0])
     assert unpack(empty).shape == (0, 96) and is_finite(empty)
 
 

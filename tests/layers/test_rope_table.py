@@ -14,7 +14,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Rotar
 
 from pegahpc.layers.rope_table import cis_table, inverse_frequencies
 from pegahpc.models.lines import probe
-from pegahpc.models.spec import Rope, Yarn
+from pegahpc.models.rope import Rope, Yarn
 
 ROPES: dict[str, dict[str, Any]] = {
     "plain": {"rope_type": "default", "rope_theta": 10000.0},
@@ -35,6 +35,7 @@ def config_of(line: str, rope: dict[str, Any], dim: int) -> Any:
 
 def table_of(config: Any) -> torch.Tensor:
     spec = probe({name: value for name, value in config.to_dict().items() if name not in IGNORED})
+    assert spec.rope is not None
     return cis_table(spec.rope, len(POSITIONS))
 
 

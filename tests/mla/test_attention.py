@@ -19,7 +19,7 @@ from pegahpc.mla.attention import (
     expanded_attention,
 )
 from pegahpc.mla.shape import LatentShape
-from pegahpc.models.spec import Rope
+from pegahpc.models.rope import Rope
 
 HIDDEN, PAGE, LAYERS, LAYER = 37, 16, 3, 1
 CPU = Place(device=torch.device("cpu"), row_invariant=True)

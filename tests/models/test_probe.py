@@ -12,7 +12,8 @@ from oracles import TINY_MOE
 
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.models.lines import probe, read_config
-from pegahpc.models.spec import DenseFFN, MoEFFN, Yarn
+from pegahpc.models.rope import Yarn
+from pegahpc.models.spec import DenseFFN, MoEFFN
 
 # As published on the Hub, without quantization_config.
 V2_LITE: dict[str, Any] = {
@@ -69,7 +70,7 @@ def test_deepseek_v2_lite_as_published() -> None:
     router = moe.router
     assert (router.scoring, router.method, router.num_topk) == ("softmax", "greedy", 6)
     assert (router.norm_topk_prob, router.scale) == (False, 1.0)
-    assert spec.rope.yarn is not None and spec.rope.yarn.cis_scale == 1.0
+    assert spec.rope is not None and spec.rope.yarn is not None and spec.rope.yarn.cis_scale == 1.0
     assert (spec.tie_word_embeddings, spec.num_mtp_layers, spec.tensor_prefix) == (False, 0, "")
 
 
@@ -84,7 +85,7 @@ def test_kimi_k2_as_published() -> None:
     router = moe.router
     assert (router.scoring, router.method, router.num_topk) == ("sigmoid", "noaux_tc", 8)
     assert (router.norm_topk_prob, router.scale, router.num_groups) == (True, 2.827, 1)
-    assert (spec.rope.theta, spec.rms_norm_eps) == (50000.0, 1e-5)
+    assert spec.rope is not None and (spec.rope.theta, spec.rms_norm_eps) == (50000.0, 1e-5)
     assert spec.attention.latent_norm_eps == 1e-6  # the official class builds these two norms with its default
 
 
@@ -128,7 +129,8 @@ def test_a_wrapper_serves_its_text_model_under_its_prefix() -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", None, "", 7, ["deepseek_v2"], {}])
 def test_a_model_that_no_line_claims_is_told_what_is_served(model_type: Any) -> None:
-    message = f"model_type is {model_type!r}; pegahpc serves deepseek_v2, deepseek_v3, kimi_k2, kimi_k25"
+    known = "deepseek_v2, deepseek_v3, glm_moe_dsa, kimi_k2, kimi_k25, kimi_k3"
+    message = f"model_type is {model_type!r}; pegahpc serves {known}"
     assert message in refusal_of(KIMI_K2 | {"model_type": model_type})
 
 
@@ -136,7 +138,7 @@ def test_a_model_that_no_line_claims_is_told_what_is_served(model_type: Any) -> 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("quantization_config", {"quant_method": "fp8"}, "fields that this line does not know: quantization_config={"),
+        ("quantization_config", {"quant_method": "gptq"}, "quantization_config: quant_method is 'gptq'; pegahpc reads"),
         ("sliding_window", 4096, "fields that this line does not know: sliding_window=4096"),
         ("attention_bias", True, "attention_bias is True; this line serves False only"),
         ("mlp_bias", True, "mlp_bias is True; this line serves False only"),
@@ -201,7 +203,8 @@ def test_both_spellings_of_the_rope_are_one(line: str, kind: str) -> None:
     without = {name: value for name, value in published.items() if name not in ("rope_scaling", "rope_theta")}
     merged = {"rope_parameters": scaling | {kind: "yarn", "rope_theta": published["rope_theta"]}}
     assert probe(without | merged) == probe(published)
-    assert isinstance(probe(without | merged).rope.yarn, Yarn)
+    rope = probe(without | merged).rope
+    assert rope is not None and isinstance(rope.yarn, Yarn)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -210,7 +213,7 @@ def test_a_plain_rope_may_be_spelled_in_three_ways(line: str) -> None:
     plain = probe(base | {"rope_theta": 20000.0})
     assert plain == probe(base | {"rope_theta": 20000, "rope_scaling": None})
     assert plain == probe(base | {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}})
-    assert plain.rope.theta == 20000.0 and plain.rope.yarn is None
+    assert plain.rope is not None and plain.rope.theta == 20000.0 and plain.rope.yarn is None
 
 
 @pytest.mark.parametrize(
