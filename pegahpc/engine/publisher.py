@@ -27,7 +27,11 @@ class Outlet(Protocol):
     """Where messages go."""
 
     def send(self, client: bytes, payload: bytes) -> None:
-        """Queue one message."""
+        """Queue one message.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
 
 
 class Publisher:
@@ -75,5 +79,13 @@ class Publisher:
                 kv_events=KvEvents(stored=self._pool.names, is_snapshot=True) if is_new else events,
                 phases=times,
             )
-            outlet.send(client, encode(outputs))
+            self._send(outlet, client, encode(outputs))
         self._new_clients -= targets
+
+    def _send(self, outlet: Outlet, client: bytes, payload: bytes) -> None:
+        """To a client that may be gone: it is forgotten, and one that comes back attaches anew."""
+        try:
+            outlet.send(client, payload)
+        except ConnectionError:
+            log.info("wire: a client is gone and hears no more of this rank")
+            self._clients.discard(client)

@@ -6,6 +6,7 @@ monitor logs each refusal.
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import threading
@@ -58,6 +59,7 @@ class RankSocket:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must not stall a step; its own memory bounds it
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # who is gone is told, instead of served for ever
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = secret.server_public, secret.server_secret
         socket.zap_domain = ZAP_DOMAIN.encode()
@@ -112,8 +114,17 @@ class RankSocket:
         return bool(poller.poll(round(timeout_ms)))
 
     def send(self, client: bytes, payload: bytes) -> None:
-        """Queue one message; never blocks, and a client that is gone is no error."""
-        self._socket.send_multipart((client, payload), zmq.NOBLOCK)
+        """Queue one message; never blocks.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+        try:
+            self._socket.send_multipart((client, payload), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            raise ConnectionError("the client is gone") from None
 
     def close(self) -> None:
         """Close the port and stop the threads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -147,4 +148,5 @@ class FakeEngine:
                 kv_events=events,
                 phases=self.phases,
             )
-            self._socket.send(self._client, encode(outputs))
+            with contextlib.suppress(ConnectionError):  # the gateway may be gone
+                self._socket.send(self._client, encode(outputs))

@@ -80,8 +80,31 @@ def test_bytes_that_are_no_handshake_are_dropped_and_the_rank_goes_on(
     assert "refused a handshake" in caplog.text
 
 
-def test_sending_to_a_client_that_is_gone_is_no_error(rank: RankSocket) -> None:
-    rank.send(b"nobody", b"x")
+async def test_a_client_that_is_gone_is_told_of_and_others_are_not_disturbed(
+    rank: RankSocket, secret: FleetSecret
+) -> None:
+    with pytest.raises(ConnectionError, match="the client is gone"):
+        rank.send(b"nobody", b"x")
+    context = zmq.asyncio.Context()
+    first, second = (connect_to_rank(context, rank.endpoint, secret) for _ in range(2))
+    for each in (first, second):
+        await each.send(b"hello")
+    names = []
+    for _ in range(2):
+        received = await asyncio.to_thread(take, rank)
+        assert received is not None
+        names.append(received[0])
+    gone, here = names if names[0] == first.getsockopt(zmq.IDENTITY) else names[::-1]
+    first.close()
+    deadline = time.monotonic() + 5
+    with pytest.raises(ConnectionError):
+        while time.monotonic() < deadline:
+            rank.send(gone, b"x")
+            time.sleep(0.01)
+    rank.send(here, b"still there")
+    assert await asyncio.wait_for(second.recv(), 5) == b"still there"
+    second.close()
+    context.term()
 
 
 def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path, secret: FleetSecret) -> None:
