@@ -20,12 +20,12 @@ from pegahpc.kernels.registry import Place
 from pegahpc.kernels.selected import Kernels, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.lines import probe, read_config
-from pegahpc.models.served import refuse_unserved
 from pegahpc.models.spec import ModelSpec, MoEFFN
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.moe.fabric import SlabShape
 from pegahpc.page_names import model_salt
 from pegahpc.rank import RankContext
+from pegahpc.vocabulary import read_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ def build_engine(
     if engine_config.num_threads is not None:
         torch.set_num_threads(engine_config.num_threads)
     spec = probe(read_config(Path(fleet.model.path)))
-    refuse_unserved(spec)
-    assert spec.rope is not None  # or it would have been refused
+    vocabulary = read_vocabulary(Path(fleet.model.path), spec.vocab_size)
     device, dtype = torch.device(ctx.device), DTYPES[engine_config.dtype]
     kernels = _kernels(fleet, spec, device, dtype)
     placement = Placement(device=device, dtype=dtype, kernels=kernels, dispatcher=dispatcher)
@@ -66,6 +65,7 @@ def build_engine(
         decoder,
         slab,
         cis_table(spec.rope, fleet.model.max_model_len).to(device),
+        vocabulary=vocabulary,
         max_num_seqs=engine_config.max_num_seqs,
         max_rows=engine_config.max_rows_per_step,
     )
@@ -79,7 +79,7 @@ def build_engine(
         ),
         runner=runner,
         dispatcher=dispatcher,
-        vocab_size=spec.vocab_size,
+        vocabulary=vocabulary,
         max_model_len=fleet.model.max_model_len,
         idle_wait_ms=engine_config.idle_wait_ms or 0.0,
         drain_timeout_s=fleet.fleet.drain_timeout_s,

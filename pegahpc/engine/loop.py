@@ -14,15 +14,18 @@ from typing import Literal, Protocol
 import msgspec
 
 from pegahpc.engine.admission import refusal
+from pegahpc.engine.logit_edits import LogitEdits
 from pegahpc.engine.outbox import Outbox
 from pegahpc.engine.phase_clock import PhaseClock
 from pegahpc.engine.publisher import Publisher
-from pegahpc.engine.runner import Runner, Sampled
+from pegahpc.engine.readout import Told
+from pegahpc.engine.runner import Runner
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.engine.status import StatusBlock
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Dispatcher
 from pegahpc.page_names import root_name
+from pegahpc.vocabulary import Vocabulary
 from pegahpc.wire.messages import (
     Aborted,
     Attach,
@@ -34,12 +37,14 @@ from pegahpc.wire.messages import (
     Rejected,
     RejectReason,
     Request,
+    TokenLogprob,
     decode_to_rank,
 )
 
 log = logging.getLogger(__name__)
 
 MAX_NON_FINITE_STEPS = 3
+NON_FINITE = f"{MAX_NON_FINITE_STEPS} steps in a row gave non-finite logits"
 
 
 class EngineError(RuntimeError):
@@ -57,7 +62,11 @@ class Inbox(Protocol):
         ...
 
     def send(self, client: bytes, payload: bytes) -> None:
-        """Queue one message."""
+        """Queue one message.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
 
 
 class Engine:
@@ -70,7 +79,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         dispatcher: Dispatcher,
-        vocab_size: int,
+        vocabulary: Vocabulary,
         max_model_len: int,
         idle_wait_ms: float,
         drain_timeout_s: float,
@@ -82,7 +91,7 @@ class Engine:
         self.dispatcher = dispatcher
         self.status = StatusBlock(dispatcher, self.phase_times)
         self.outbox = Outbox()
-        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
         self._max_model_len = max_model_len
         self._idle_wait_ms = idle_wait_ms
         self._drain_timeout_s = drain_timeout_s
@@ -124,9 +133,9 @@ class Engine:
             spans = self.scheduler.plan()
             self.dispatcher.begin_step(self._word())
         self.status.phase = "step"
-        sampled = self.runner.step(spans)
+        told = self.runner.step(spans)
         self.status.step += 1
-        self._apply(spans, sampled)
+        self._apply(spans, told)
         return self.dispatcher.chain_view()
 
     def drain(self, inbox: Inbox) -> None:
@@ -167,11 +176,19 @@ class Engine:
             self.outbox.terminal(client, request_id, Aborted())
 
     def publish(self, inbox: Inbox) -> None:
-        """Say what the step did."""
+        """Say what the step did.
+
+        Raises:
+            EngineError: it was the last of this rank; everybody has been told.
+        """
+        if is_last := self._num_non_finite >= MAX_NON_FINITE_STEPS:
+            self._fail_all(NON_FINITE)
         self.status.phase = "publish"
         self.status.num_running = len(self.scheduler.running)
         self.status.num_waiting = len(self.scheduler.waiting)
         self._publisher.publish(inbox, step=self.status.step, updates=self.outbox.take())
+        if is_last:
+            raise EngineError(f"rank {self.rank}: {NON_FINITE}")
 
     def phase_times(self) -> PhaseTimes:
         """Where the loop's time went since the start."""
@@ -210,7 +227,7 @@ class Engine:
         pool = self.scheduler.pool
         return refusal(
             request,
-            vocab_size=self._vocab_size,
+            vocabulary=self._vocabulary,
             max_model_len=self._max_model_len,
             cache_tokens=pool.total_pages * pool.page_tokens,
         )
@@ -218,29 +235,43 @@ class Engine:
     def _admitted(self, sequence: Sequence) -> None:
         self.runner.admit(sequence)
         self.outbox.scheduled(sequence, time.monotonic())
-        if sequence.request.max_tokens == 0:
+        request = sequence.request
+        if request.max_tokens == 0 and request.prompt_logprobs is None:
             self._finish(sequence, "length")
+            return
+        most = min(self._vocabulary.size, sequence.lifetime_tokens)
+        sequence.edits = LogitEdits.wanted_by(request.sampling, request.prompt_tokens, most=most)
 
-    def _apply(self, spans: list[Span], sampled: list[Sampled]) -> None:
+    def _apply(self, spans: list[Span], all_told: list[Told]) -> None:
         for span in spans:
             assert span.sequence.cache is not None
             span.sequence.cache.commit(span.num_rows)
-        for row in sampled:
-            if row.is_finite:
-                self._take_token(row.span.sequence, row.token)
+        for told in all_told:
+            if told.bad_position is not None:
+                self._fail(told.span.sequence, told.bad_position)
             else:
-                self._fail(row.span.sequence, row.span.start + row.span.num_rows)
-        if sampled:
-            self._num_non_finite = 0 if all(row.is_finite for row in sampled) else self._num_non_finite + 1
-        if self._num_non_finite >= MAX_NON_FINITE_STEPS:
-            raise EngineError(f"rank {self.rank}: {MAX_NON_FINITE_STEPS} steps in a row gave non-finite logits")
+                self._take(told)
+        if all_told:
+            is_good = all(told.bad_position is None for told in all_told)
+            self._num_non_finite = 0 if is_good else self._num_non_finite + 1
 
-    def _take_token(self, sequence: Sequence, token: int) -> None:
+    def _take(self, told: Told) -> None:
+        sequence = told.span.sequence
+        if told.prompt_logprobs:
+            self.outbox.prompt_logprobs(sequence, told.prompt_logprobs)
+        if told.token is None:
+            return
         names = sequence.proven_names()
         if names is not None and sequence.cache is not None:
             sequence.cache.seal(names)
-        sequence.tokens.append(token)
-        self.outbox.token(sequence, token)
+        if sequence.request.max_tokens == 0:  # the prompt's logprobs were all that was asked for
+            self._finish(sequence, "length")
+        else:
+            self._take_token(sequence, told.token, told.logprob)
+
+    def _take_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        sequence.append(token)
+        self.outbox.token(sequence, token, logprob)
         if token in sequence.request.stop_token_ids:
             self._finish(sequence, "stop")
         elif sequence.num_generated >= sequence.request.max_tokens:

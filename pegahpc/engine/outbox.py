@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pegahpc.engine.sequence import Sequence
-from pegahpc.wire.messages import RequestUpdate, Scheduled, Terminal
+from pegahpc.wire.messages import RequestUpdate, Scheduled, Terminal, TokenLogprob
 
 
 class Outbox:
-    """The only way out of the engine. Field order in an update is event order: scheduled, tokens, terminal."""
+    """The only way out of the engine. Field order in an update is event order: scheduled, prompt, tokens, terminal."""
 
     def __init__(self) -> None:
         self._updates: dict[bytes, list[RequestUpdate]] = {}
@@ -19,9 +19,16 @@ class Outbox:
         update.scheduled = Scheduled(queued_at_s=sequence.queued_at_s, scheduled_at_s=now_s)
         update.cached_tokens = sequence.num_computed
 
-    def token(self, sequence: Sequence, token: int) -> None:
-        """One more token."""
-        self._of(sequence.client, sequence.request.id).tokens.append(token)
+    def prompt_logprobs(self, sequence: Sequence, logprobs: list[TokenLogprob]) -> None:
+        """Those of the prompt's next tokens."""
+        self._of(sequence.client, sequence.request.id).prompt_logprobs += logprobs
+
+    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        """One more token, and its logprob where it was asked for."""
+        update = self._of(sequence.client, sequence.request.id)
+        update.tokens.append(token)
+        if logprob is not None:
+            update.logprobs.append(logprob)
 
     def terminal(self, client: bytes, request_id: str, terminal: Terminal) -> None:
         """The request's end; nothing more is said of it."""
@@ -35,7 +42,7 @@ class Outbox:
 
     def _of(self, client: bytes, request_id: str) -> RequestUpdate:
         if (client, request_id) not in self._open:
-            update = RequestUpdate(id=request_id, tokens=[])
+            update = RequestUpdate(id=request_id)  # with lists of its own: msgspec copies an empty default
             self._open[client, request_id] = update
             self._updates.setdefault(client, []).append(update)
         return self._open[client, request_id]

@@ -1,27 +1,17 @@
-"""One step on the device: spans become tensors, the decoder runs, the sampled rows become tokens."""
+"""One step on the device: spans become tensors, the decoder runs over them."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from pegahpc.engine.pages import PADDING_PAGE
 from pegahpc.engine.phase_clock import PhaseClock
-from pegahpc.engine.sampler import Draw, sample
+from pegahpc.engine.readout import Readout, Told
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.kernels.latent_attention import SPLIT_TOKENS
 from pegahpc.mla.attention import AttentionStep, Context, LayerCache
 from pegahpc.models.decoder import Decoder, StepInput
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The token that a span's last row gave; void when its logits were not finite."""
-
-    span: Span
-    token: int
-    is_finite: bool
+from pegahpc.vocabulary import Vocabulary
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -45,9 +35,17 @@ class Runner:
     """
 
     def __init__(
-        self, decoder: Decoder, slab: torch.Tensor, cis_table: torch.Tensor, *, max_num_seqs: int, max_rows: int
+        self,
+        decoder: Decoder,
+        slab: torch.Tensor,
+        cis_table: torch.Tensor,
+        *,
+        vocabulary: Vocabulary,
+        max_num_seqs: int,
+        max_rows: int,
     ) -> None:
         self.decoder = decoder
+        self._readout = Readout(decoder, vocabulary)
         self.slab = slab
         self._caches = [LayerCache(slab, layer) for layer in range(slab.shape[1])]
         self._cis_table = cis_table
@@ -75,18 +73,12 @@ class Runner:
         self.slab[sequence.cache.unproven_pages] = 0
 
     @torch.inference_mode()
-    def step(self, spans: list[Span]) -> list[Sampled]:
-        """Run the decoder over the spans (none: no rows, all exchanges) and sample where a span is complete."""
+    def step(self, spans: list[Span]) -> list[Told]:
+        """Run the decoder over the spans (none: no rows, all exchanges); what their logits told."""
         with self.clock.timed("forward"):
             hidden_TH = self.forward(spans)
-        sampled = [span for span in spans if span.is_sampled]
-        if not sampled:
-            return []
         with self.clock.timed("sample"):
-            logits_SV = self.decoder.logits(hidden_TH.index_select(0, self._sample_idx(spans)))
-            draws = [Draw(span.sequence.request.sampling, span.start + span.num_rows) for span in sampled]
-            tokens, finite = sample(logits_SV, draws)
-        return [Sampled(*row) for row in zip(sampled, tokens, finite, strict=True)]
+            return self._readout.tell(hidden_TH, spans)
 
     @torch.inference_mode()
     def forward(self, spans: list[Span]) -> torch.Tensor:
@@ -147,12 +139,3 @@ class Runner:
         return Context(
             first_row=first_row, num_rows=position_T.shape[0], block_idx_GP=blocks_GP, seq_lens_T=position_T + 1
         )
-
-    def _sample_idx(self, spans: list[Span]) -> torch.Tensor:
-        """Last rows of the sampled spans, padded to an even count with row 0."""
-        last, rows = -1, []
-        for span in spans:
-            last += span.num_rows
-            if span.is_sampled:
-                rows.append(last)
-        return torch.tensor(rows + [0] * (len(rows) % 2), dtype=torch.int64, device=self._device)

@@ -1,6 +1,6 @@
 """From logits to tokens: a draw is a function of (request seed, position), so neighbours and reruns change nothing."""
 
-# Shape suffixes: S = rows to sample, V = vocabulary
+# Shape suffixes: S = rows to sample, D = of those, rows that draw (not greedy), P = rows of a piece, V = vocabulary
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pegahpc.engine.logit_edits import LogitEdits, edit_logits
+from pegahpc.engine.ranking import all_ids, in_order, pieces
 from pegahpc.wire.messages import Sampling
 
 MASK_64 = (1 << 64) - 1
@@ -21,6 +23,8 @@ class Draw:
 
     sampling: Sampling
     position: int
+    edits: LogitEdits | None = None  # penalties and bias; None: the request has none
+    banned_ids: tuple[int, ...] = ()  # not to be drawn here, beside the vocabulary's suppressed ids
 
 
 def uniform(seed: int, position: int, purpose: int = TOKEN_DRAW) -> float:
@@ -40,37 +44,94 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def sample(logits_SV: torch.Tensor, draws: ListLike[Draw]) -> tuple[list[int], list[bool]]:
+def sample(
+    logits_SV: torch.Tensor, draws: ListLike[Draw], suppressed_ids: torch.Tensor | None = None
+) -> tuple[list[int], list[bool]]:
     """Tokens of the first len(draws) rows, and whether each row's logits were finite (else its token is void).
 
-    Greedy (temperature 0) is the argmax, ties to the lowest id. Otherwise: temperature, then min_p, then top_k, then
-    top_p over what is left, then one draw by inverse of the cumulative probabilities, most probable token first.
+    In order: suppressed and banned ids, repetition penalty, presence and frequency penalty, bias (`edit_logits`). Then
+    greedy (temperature 0) is the argmax, ties to the lowest id; otherwise temperature, min_p, top_k, and top_p over
+    what is left, then one draw by inverse of the cumulative probabilities.
 
     Args:
-        logits_SV: [at least len(draws), vocab], float32.
+        logits_SV: [at least len(draws), vocab], float32; edited in place.
+        suppressed_ids: [num], int64: ids that are never drawn; at least one more id is left in every row.
     """
     logits_SV = logits_SV[: len(draws)]
-    finite = logits_SV.isfinite().all(-1).tolist()
-    tokens: list[int] = logits_SV.argmax(-1).tolist()
-    for row, draw in enumerate(draws):
-        if draw.sampling.temperature > 0 and finite[row]:
-            tokens[row] = _draw(logits_SV[row], draw)
+    if not draws:
+        return [], []
+    finite = are_finite(logits_SV)
+    edit_logits(logits_SV, draws, suppressed_ids)
+    tokens: list[int] = logits_SV.max(-1).indices.tolist()
+    drawn = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and finite[row]]
+    if drawn:
+        logits_DV = logits_SV if len(drawn) == len(draws) else logits_SV[drawn]
+        for row, token in zip(drawn, _draw(logits_DV, [draws[row] for row in drawn]), strict=True):
+            tokens[row] = token
     return tokens, finite
 
 
-def _draw(logits_V: torch.Tensor, draw: Draw) -> int:
-    """One sampled token, in float64 so that the cumulative sum of a large vocabulary is exact enough."""
-    sampling = draw.sampling
-    sorted_V, ids_V = logits_V.double().sort(descending=True, stable=True)
-    # Relative to the most probable token, which has 1; the difference comes first: a quotient may overflow.
-    probs_V = ((sorted_V - sorted_V[0]) / sampling.temperature).exp()
-    if sampling.min_p > 0:
-        probs_V = probs_V[: int((probs_V >= sampling.min_p).sum())]
-    if sampling.top_k > 0:
-        probs_V = probs_V[: sampling.top_k]
-    mass_V = probs_V.cumsum(0)
-    if sampling.top_p < 1:  # the smallest head whose mass reaches top_p
-        mass_V = mass_V[: int((mass_V < sampling.top_p * mass_V[-1]).sum()) + 1]
-    target = uniform(sampling.seed, draw.position) * float(mass_V[-1])
-    chosen = min(int((mass_V <= target).sum()), mass_V.shape[0] - 1)
-    return int(ids_V[chosen])
+def are_finite(logits_SV: torch.Tensor) -> list[bool]:
+    """Whether all of a row's logits are; NaN comes through both."""
+    finite: list[bool] = (logits_SV.amax(-1).isfinite() & logits_SV.amin(-1).isfinite()).tolist()
+    return finite
+
+
+def _draw(logits_DV: torch.Tensor, draws: ListLike[Draw]) -> list[int]:
+    """One sampled token a row, in pieces of bounded memory; rows that are cut by rank apart from those that are not."""
+    tokens = [0] * len(draws)
+    is_cut = [draw.sampling.top_k > 0 or draw.sampling.top_p < 1 for draw in draws]
+    for draw_rows, cut in ((_along_ids, False), (_along_ranks, True)):
+        rows = [row for row, each in enumerate(is_cut) if each == cut]
+        for piece in (rows[each] for each in pieces(len(rows), logits_DV.shape[-1])):
+            drawn = draw_rows(logits_DV[piece], _Settings([draws[row] for row in piece], logits_DV))
+            for row, token in zip(piece, drawn[:, 0].tolist(), strict=True):
+                tokens[row] = token
+    return tokens
+
+
+class _Settings:
+    """Parameters of a piece's rows, each [P, 1], float64 but for num_kept, which is vocab where top_k is off."""
+
+    def __init__(self, draws: ListLike[Draw], like: torch.Tensor) -> None:
+        vocab, all_sampling = like.shape[-1], [draw.sampling for draw in draws]
+        rows = [(s.temperature, s.min_p, s.top_p, uniform(s.seed, d.position))
+                for s, d in zip(all_sampling, draws, strict=True)]  # fmt: skip
+        table = torch.tensor(rows, dtype=torch.float64, device=like.device)
+        self.temperature, self.min_p, self.top_p, self.uniform = table.T.contiguous()[..., None].unbind()
+        self.num_kept = torch.tensor([[min(s.top_k, vocab) or vocab] for s in all_sampling], device=like.device)
+        self.has_top_k = any(s.top_k > 0 for s in all_sampling)
+        self.has_min_p = any(s.min_p > 0 for s in all_sampling)
+
+
+def _along_ids(logits_PV: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """[P, 1]: tokens drawn by the inverse of the probabilities' cumulative sum in order of id."""
+    mass_PV = _weights(logits_PV, settings).cumsum(-1)
+    return _first_above(mass_PV, mass_PV[:, -1:], settings)
+
+
+def _along_ranks(logits_PV: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """[P, 1]: the same from the most probable token on, over the ranks that top_k and top_p leave."""
+    logits_PV, ids_PV = in_order(logits_PV)
+    weights_PV = _weights(logits_PV, settings)
+    if settings.has_top_k:
+        weights_PV *= all_ids(weights_PV) < settings.num_kept
+    mass_PV = weights_PV.cumsum(-1)
+    last_P1 = torch.searchsorted(mass_PV, settings.top_p * mass_PV[:, -1:])  # of the smallest head that has top_p
+    return ids_PV.gather(-1, _first_above(mass_PV, mass_PV.gather(-1, last_P1), settings))
+
+
+def _weights(logits_PV: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """Probabilities relative to the row's most probable token, which has 1; 0 below min_p.
+
+    In float64, so that the cumulative sum of a large vocabulary is exact enough.
+    """
+    top_P1 = logits_PV.amax(-1, keepdim=True)
+    weights_PV = logits_PV.double().sub_(top_P1).div_(settings.temperature).exp_()  # a quotient first may overflow
+    return weights_PV.mul_(weights_PV >= settings.min_p) if settings.has_min_p else weights_PV
+
+
+def _first_above(mass_PV: torch.Tensor, total_P1: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """[P, 1]: the first place whose cumulative mass is above this draw's share of the total."""
+    below_P1 = total_P1.nextafter(torch.zeros_like(total_P1))  # a share that rounds up to the total stays inside
+    return torch.searchsorted(mass_PV, torch.minimum(settings.uniform * total_P1, below_P1), right=True)

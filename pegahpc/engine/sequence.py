@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegahpc.engine.logit_edits import LogitEdits
 from pegahpc.engine.request_cache import RequestCache
 from pegahpc.page_names import next_name, page_names
 from pegahpc.wire.messages import Request
@@ -21,6 +22,7 @@ class Sequence:
         self.tokens = list(request.prompt_tokens)
         self.cache: RequestCache | None = None  # set while running
         self.slot = -1  # row of the runner's block table, while running
+        self.edits: LogitEdits | None = None  # set while running, where the request asks for any
         self._page_tokens, self._root = page_tokens, root  # 0: pages have no names, the prefix cache is off
         self._names = page_names(self.tokens, page_tokens, root) if page_tokens else []
 
@@ -36,8 +38,13 @@ class Sequence:
 
     @property
     def reusable_names(self) -> list[bytes]:
-        """Names of the prompt's full pages that a hit may cover: at least one token is always computed."""
-        return self._names[: (len(self.request.prompt_tokens) - 1) // self._page_tokens] if self._page_tokens else []
+        """Names of the prompt's full pages that a hit may cover: at least one token is always computed.
+
+        None where the prompt's logprobs are wanted: they need the logits of every prompt token.
+        """
+        if not self._page_tokens or self.request.prompt_logprobs is not None:
+            return []
+        return self._names[: (len(self.request.prompt_tokens) - 1) // self._page_tokens]
 
     def proven_names(self) -> list[bytes] | None:
         """Names of all full committed pages, when there are more than were sealed; else None."""
@@ -51,6 +58,12 @@ class Sequence:
             parent = self._names[-1] if self._names else self._root
             self._names.append(next_name(parent, self.tokens[first : first + self._page_tokens]))
         return self._names[:num_full]
+
+    def append(self, token: int) -> None:
+        """One more sampled token."""
+        self.tokens.append(token)
+        if self.edits is not None:
+            self.edits.add(token)
 
     @property
     def num_computed(self) -> int:
@@ -77,6 +90,11 @@ class Span:
     num_rows: int
 
     @property
+    def stop(self) -> int:
+        """The position after the last row: the one whose token the last row's logits are for."""
+        return self.start + self.num_rows
+
+    @property
     def is_sampled(self) -> bool:
         """Whether the span reaches the last known token, so that its last row's logits give the next one."""
-        return self.start + self.num_rows == len(self.sequence.tokens)
+        return self.stop == len(self.sequence.tokens)

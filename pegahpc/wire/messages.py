@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 WIRE_VERSION = 2
+MAX_LOGPROBS = 20  # best tokens that are told for one position, at most
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     sampling: Sampling = Sampling()
     stop_token_ids: tuple[int, ...] = ()  # the model's own eos ids included, unless the user said ignore_eos
     min_tokens: int = 0  # until so many are generated, no stop token can be drawn
-    logprobs: int | None = None  # None: none; n: the chosen token's, and those of the n best
+    logprobs: int | None = None  # None: none; n: the chosen token's, and those of the n best (MAX_LOGPROBS)
     prompt_logprobs: int | None = None  # the same for every prompt token but the first; takes no prefix hit
 
 

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from pegahpc.engine.admission import refusal
+from pegahpc.vocabulary import Vocabulary
 from pegahpc.wire.messages import BadRequest, CacheBudget, ContextLength, RejectReason, Request, Sampling
+
+VOCABULARY = Vocabulary(100, suppressed=tuple(range(90, 100)), begin_suppressed=(0,))
 
 
 def refusal_of(prompt: list[int], max_tokens: int, **sampling: Any) -> RejectReason | None:
-    request = Request(id="r", prompt_tokens=prompt, max_tokens=max_tokens, sampling=Sampling(**sampling))
-    return refusal(request, vocab_size=100, max_model_len=50, cache_tokens=40)
+    return refusal_of_request(prompt, max_tokens, sampling=Sampling(**sampling))
+
+
+def refusal_of_request(prompt: list[int], max_tokens: int, **fields: Any) -> RejectReason | None:
+    request = Request(id="r", prompt_tokens=prompt, max_tokens=max_tokens, **fields)
+    return refusal(request, vocabulary=VOCABULARY, max_model_len=50, cache_tokens=40)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,10 @@ def test_more_than_the_cache_is_refused_with_the_numbers(prompt: list[int], max_
         ("top_k", -1),
         ("min_p", -0.1), ("min_p", 1.0), ("min_p", math.nan),
         ("seed", -1), ("seed", 1 << 64),
+        ("presence_penalty", -2.01), ("presence_penalty", 2.01), ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.01), ("frequency_penalty", math.inf), ("frequency_penalty", math.nan),
+        ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", math.inf),
+        ("repetition_penalty", math.nan),
     ],
 )  # fmt: skip
 def test_sampling_out_of_bounds_is_refused_by_its_parameter(param: str, value: float) -> None:
@@ -65,7 +76,53 @@ def test_sampling_out_of_bounds_is_refused_by_its_parameter(param: str, value: f
 @pytest.mark.parametrize(
     ("param", "value"),
     [("temperature", 0.0), ("temperature", 1e-300), ("temperature", 1e300), ("top_p", 1.0), ("top_p", 1e-9),
-     ("top_k", 0), ("top_k", 1 << 62), ("min_p", 0.0), ("min_p", 0.999), ("seed", 0), ("seed", (1 << 64) - 1)],
+     ("top_k", 0), ("top_k", 1 << 62), ("min_p", 0.0), ("min_p", 0.999), ("seed", 0), ("seed", (1 << 64) - 1),
+     ("presence_penalty", -2.0), ("presence_penalty", 2.0), ("frequency_penalty", -2.0), ("frequency_penalty", 2.0),
+     ("repetition_penalty", 5e-324), ("repetition_penalty", 1e308)],
 )  # fmt: skip
 def test_sampling_at_its_bounds_is_honoured(param: str, value: float) -> None:
     assert refusal_of([3], 5, **{param: value}) is None
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ([(100, 1.0)], "token 100 is outside the vocabulary of 100"),
+        ([(3, 1.0), (-1, 1.0)], "token -1 is outside the vocabulary of 100"),
+        ([(3, 100.5)], "100.5 must be in [-100, 100]"),
+        ([(3, 1.0), (4, -math.inf)], "-inf must be in [-100, 100]"),
+        ([(3, math.nan)], "nan must be in [-100, 100]"),
+        ([(3, 1.0), (4, 1.0), (3, 2.0)], "token 3 is named twice"),
+    ],
+)
+def test_a_bias_that_cannot_be_added_is_refused(bias: list[tuple[int, float]], message: str) -> None:
+    assert refusal_of([3], 5, logit_bias=tuple(bias)) == BadRequest(param="logit_bias", message=message)
+
+
+def test_a_bias_on_every_token_at_its_bounds_is_honoured() -> None:
+    assert refusal_of([3], 5, logit_bias=tuple((token, 100.0 - 200 * (token % 2)) for token in range(100))) is None
+
+
+@pytest.mark.parametrize("param", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("count", [-1, 21, 1 << 40])
+def test_more_logprobs_than_there_may_be_are_refused(param: str, count: int) -> None:
+    want = BadRequest(param=param, message=f"{count} must be from 0 to 20")
+    assert refusal_of_request([3], 5, **{param: count}) == want
+    for good in (None, 0, 20):
+        assert refusal_of_request([3], 5, **{param: good}) is None
+
+
+@pytest.mark.parametrize("count", [-1, 6, 1 << 40])
+def test_a_least_length_that_is_none_of_the_answers_is_refused(count: int) -> None:
+    want = BadRequest(param="min_tokens", message=f"{count} must be from 0 to max_tokens, 5")
+    assert refusal_of_request([3], 5, min_tokens=count) == want
+    assert refusal_of_request([3], 5, min_tokens=5) is None and refusal_of_request([3], 0, min_tokens=0) is None
+
+
+def test_a_least_length_needs_a_token_that_does_not_stop() -> None:
+    """Of 100 ids ten are never drawn, and one more not as the first."""
+    want = BadRequest(param="min_tokens", message="every token that can be drawn is a stop token")
+    stops = tuple(range(1, 90))
+    assert refusal_of_request([3], 5, min_tokens=1, stop_token_ids=stops) == want
+    assert refusal_of_request([3], 5, min_tokens=1, stop_token_ids=(*stops[1:], 200, 201)) is None
+    assert refusal_of_request([3], 5, min_tokens=0, stop_token_ids=stops) is None

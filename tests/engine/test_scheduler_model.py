@@ -11,6 +11,7 @@ from pegahpc.engine.pages import PADDING_PAGE, PagePool
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.page_names import root_name
+from pegahpc.vocabulary import Vocabulary
 from pegahpc.wire.messages import CacheBudget, Request
 
 PAGE_TOKENS, NUM_PAGES = 4, 12  # 11 to give
@@ -43,7 +44,7 @@ class Serving(RuleBasedStateMachine):
         request = Request(id=str(self.num_arrived), prompt_tokens=prompt, max_tokens=num)
         self.num_arrived += 1
         bound = (NUM_PAGES - 1) * PAGE_TOKENS
-        reason = refusal(request, vocab_size=9, max_model_len=100, cache_tokens=bound)
+        reason = refusal(request, vocabulary=Vocabulary(9), max_model_len=100, cache_tokens=bound)
         if len(prompt) + num > bound:
             assert reason == CacheBudget(tokens=len(prompt) + num, limit=bound)
             return
