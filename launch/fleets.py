@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pegahpc.config import ConfigError, check_fleet_name
@@ -17,6 +17,7 @@ from pegahpc.launch.record import FleetRecord, drop_temp_files, read_record, wri
 
 DEFAULT_NAME = "pegahpc"
 KILL_BOUND_S = 5.0
+KILLED = "was killed, or the machine restarted,"
 
 
 def find_home(home: str | None, environment: Mapping[str, str]) -> Path:
@@ -51,10 +52,13 @@ def one_fleet(home: Path, name: str | None) -> FleetRecord:
     return record
 
 
-def look(folder: Path) -> FleetRecord | None:
+def look(folder: Path, *, death: Callable[[], str] = lambda: KILLED) -> FleetRecord | None:
     """A fleet's record. One that says it lives, though its processes are gone, is corrected first.
 
     A file that cannot be read is a record in the state "unreadable", so that the other fleets of a home can be seen.
+
+    Args:
+        death: asked how the launcher ended, if the record does not say so.
     """
     try:
         record = read_record(folder)
@@ -70,7 +74,7 @@ def look(folder: Path) -> FleetRecord | None:
     except OSError as error:
         return _presume_dead(record, error)
     try:
-        return _bury(folder)
+        return _bury(folder, death())
     except (ConfigError, OSError) as error:
         return _unreadable(folder, str(error))
     finally:
@@ -120,7 +124,7 @@ def _presume_dead(record: FleetRecord, error: OSError) -> FleetRecord:
     return record
 
 
-def _bury(folder: Path) -> FleetRecord | None:
+def _bury(folder: Path, death: str) -> FleetRecord | None:
     record = read_record(folder)
     if record is None or not record.is_live:
         return record
@@ -128,9 +132,7 @@ def _bury(folder: Path) -> FleetRecord | None:
     left = kill_survivors(record)
     drop_temp_files(folder)
     record.state = "failed"
-    record.reason = (
-        f"launcher (pid {record.launcher.pid}) was killed, or the machine restarted, while the fleet was {was}"
-    )
+    record.reason = f"launcher (pid {record.launcher.pid}) {death} while the fleet was {was}"
     if left:
         record.reason += f"; still running: {', '.join(left)}"
     record.ended_at = time.time()

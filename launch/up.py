@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from pegahpc.config import ConfigError
 from pegahpc.launch import claim
 from pegahpc.launch.boot import FleetBoot
-from pegahpc.launch.children import how_it_ended, python_module
+from pegahpc.launch.children import how_it_ended, last_line, python_module
 from pegahpc.launch.fleets import look
 from pegahpc.launch.gateway_child import LISTEN_TIMEOUT_S
 from pegahpc.launch.identity import ProcessId
+from pegahpc.launch.journal import log_path
 from pegahpc.launch.local import DRAIN_SIGNALS, LocalLauncher
 from pegahpc.launch.prepare import prepare
 from pegahpc.launch.progress import ProgressView
@@ -56,24 +62,27 @@ def run_detached(plan: Plan) -> FleetRecord:
     Raises:
         ConfigError: the fleet is refused, or is not ready after all the bounds on its start.
     """
-    launcher = subprocess.Popen(
-        python_module("pegahpc.launch.local"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd="/",
-    )
-    assert launcher.stdin is not None
-    try:
-        with launcher.stdin as stdin:  # closed without a word when the fleet is refused: then the launcher ends
-            boot = prepare(plan, ProcessId.of(launcher.pid))
-            stdin.write(msgspec.msgpack.encode(boot))
-        with ProgressView() as view:
-            return _wait(launcher, boot, view)
-    except BaseException:
-        _end(launcher)
-        raise
+    with tempfile.TemporaryFile() as early:  # what the launcher says before it has a log
+        launcher = subprocess.Popen(
+            python_module("pegahpc.launch.local"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=early,
+            bufsize=0,
+            start_new_session=True,
+            cwd="/",
+        )
+        assert launcher.stdin is not None
+        try:
+            with launcher.stdin as stdin:  # closed without a word when the fleet is refused: then the launcher ends
+                boot = prepare(plan, ProcessId.of(launcher.pid))
+                with suppress(BrokenPipeError):  # it has ended: `_wait` finds out how
+                    stdin.write(msgspec.msgpack.encode(boot))
+            with ProgressView() as view:
+                return _wait(launcher, boot, view, early)
+        except BaseException:
+            _end(launcher)
+            raise
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:
@@ -84,13 +93,14 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
         launcher.kill()  # its trays follow it
 
 
-def _wait(launcher: subprocess.Popen[bytes], boot: FleetBoot, view: ProgressView) -> FleetRecord:
+def _wait(launcher: subprocess.Popen[bytes], boot: FleetBoot, view: ProgressView, early: IO[bytes]) -> FleetRecord:
     bounds = boot.fleet.fleet
     bound_s = bounds.rendezvous_timeout_s + bounds.ready_timeout_s + LISTEN_TIMEOUT_S + READY_MARGIN_S
     deadline_s = time.monotonic() + bound_s
+    death = partial(_death, launcher, log_path(boot.folder, "launcher"), early)
     while time.monotonic() < deadline_s:
         has_ended = launcher.poll() is not None  # before the look: what it wrote last is then seen
-        record = look(boot.folder)
+        record = look(boot.folder, death=death)
         if record is None:
             raise ConfigError(f"fleet.home: {boot.folder} was removed while the fleet started")
         view.show(record)
@@ -102,6 +112,16 @@ def _wait(launcher: subprocess.Popen[bytes], boot: FleetBoot, view: ProgressView
             return record
         time.sleep(TICK_S)
     raise ConfigError(f"fleet.ready_timeout_s: the fleet is neither ready nor has it failed after {bound_s:g} s")
+
+
+def _death(launcher: subprocess.Popen[bytes], log: Path, early: IO[bytes]) -> str:
+    """How the launcher ended, with its last words. Its log has them all, though it may not have come so far itself."""
+    early.seek(0)
+    if said := early.read():
+        with suppress(OSError), log.open("ab") as file:
+            file.write(said)
+    how = how_it_ended(launcher.poll())
+    return f"{how} ({last_line(log)}; log: {log})" if log.exists() else how
 
 
 def _last_word(launcher: subprocess.Popen[bytes], record: FleetRecord) -> FleetRecord:
