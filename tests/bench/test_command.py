@@ -36,7 +36,8 @@ async def bench(fake: FakeEndpoint, folder: Path, *, name: str = "a", model: str
     """Six short requests, one repeat."""
     small: dict[str, Any] = {"num_requests": 6, "input_tokens": "8", "output_tokens": "4", "concurrency": "3"}
     small |= {"repeats": 1, "warmup": 2, "vocab_size": 300, "stall_s": 0.5, "timeout_s": 3.0}
-    options = RunOptions(**(small | {"output": folder / f"{name}.json"} | given))
+    small |= {"output": folder / f"{name}.json", **given}
+    options = RunOptions(**small)
     subject = OverHttp(url=fake.url, api_key=None, model=model)
     path, result = await asyncio.to_thread(run, options, subject, Watcher())
     assert read_result(path) == result

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from random import Random
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def test_options_make_points_with_keys() -> None:
         ({"speed": 2.0, "has_trace": True, "rate": "1"}, "--speed: "),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(given: dict[str, object], says: str) -> None:
-    defaults = {"concurrency": None, "rate": None, "shape": 1.0, "speed": None, "has_trace": False}
+def test_options_that_do_not_go_together_are_refused(given: dict[str, Any], says: str) -> None:
+    defaults: dict[str, Any] = {"concurrency": None, "rate": None, "shape": 1.0, "speed": None, "has_trace": False}
     with pytest.raises(ConfigError) as refused:
-        make_points(**(defaults | given))  # type: ignore[arg-type]
+        make_points(**(defaults | given))
     assert says in str(refused.value)

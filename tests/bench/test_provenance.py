@@ -96,7 +96,7 @@ def test_folders_do_not_leave_the_house() -> None:
     assert shown == {"model": {"path": "<external>/m"}, "fleet": {"home": "<external>/x"}}
 
 
-def fleet(**given: object) -> served.KnownFleet:
+def fleet(**given: Any) -> served.KnownFleet:
     config = CONFIG | {"model": {"path": str(TINY), "max_model_len": 512}}
     fields: dict[str, Any] = {
         "name": "f",

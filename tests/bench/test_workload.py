@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,14 @@ from pegahpc.config import ConfigError
 TOKENS = TokenMaterial(300, frozenset({0, 1, 2}))
 
 
-def spec(**given: object) -> WorkloadSpec:
-    fields = {
+def spec(**given: Any) -> WorkloadSpec:
+    fields: dict[str, Any] = {
         "seed": 7,
         "num_requests": 12,
         "input_tokens": parse_lengths("-i", "uniform:low=4,high=9"),
         "output_tokens": parse_lengths("-t", "geometric:mean=20"),
     }
-    return WorkloadSpec(**(fields | given))  # type: ignore[arg-type]
+    return WorkloadSpec(**(fields | given))
 
 
 def lengths(batch: list[Conversation]) -> list[list[tuple[int, int]]]:
