@@ -140,6 +140,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.2},
     "all of them": {"temperature": 1.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05},
     "top_p after top_k": {"top_k": 2, "top_p": 0.75},
+    "top_p after min_p": {"min_p": 0.3, "top_p": 0.75},
+    "top_k after min_p": {"min_p": 0.3, "top_k": 2},
+    "min_p, hot": {"temperature": 2.5, "min_p": 0.3},
 }
 LOGITS = [0.3, 2.0, -1.0, 1.5, 0.0, 1.5, -2.0, 0.9]
 # Chi-square that one in ten thousand exceeds, by degrees of freedom.
