@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
 from pegahpc.launch.phase_window import SHARES, WINDOW_S, shares
 from pegahpc.launch.record import FleetRecord
-from pegahpc.launch.smoke import Check
 from pegahpc.launch.status import last_seen_s, record_age_s
-from pegahpc.plan import Plan
+
+if TYPE_CHECKING:  # `ls` and `status` do not wait for what a plan and a check need
+    from pegahpc.launch.smoke import Check
+    from pegahpc.plan import Plan
 
 COLOURS = {"ready": "green", "failed": "red", "ended": "dim"}
 

@@ -4,6 +4,10 @@ import json
 import resource
 import shutil
 import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -122,11 +126,22 @@ def test_every_command_explains_itself(pegahpc: Run, command: str) -> None:
     assert "--name" in ran.stdout or command == "ls"
 
 
-def test_the_command_line_costs_well_under_half_a_second_of_processor_time(pegahpc: Run, tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    pegahpc("ls", "--home", str(tmp_path))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+def test_a_short_command_costs_less_than_twice_what_the_packages_under_it_do(pegahpc: Run, tmp_path: Path) -> None:
+    """In processor time, a ratio in one run: on a busy machine both cost more. About 0.3 s on an idle one."""
+
+    def least_s(run: Callable[[], object]) -> float:
+        spent = [cpu_s()]
+        for _ in range(3):
+            run()
+            spent.append(cpu_s())
+        return min(after - before for before, after in pairwise(spent))
+
+    def cpu_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    packages = [sys.executable, "-P", "-c", "import hydra, typer, rich.table, msgspec"]
+    assert least_s(lambda: pegahpc("ls", "--home", str(tmp_path))) < 2 * least_s(lambda: subprocess.run(packages))
 
 
 @pytest.mark.parametrize("folder", ["a b", "a'b", 'a"b,c=d', "ümlaut", "${oc.env:HOME}", "[a]{b: c}"])
