@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -15,7 +16,7 @@ from pegahpc.vocabulary import Vocabulary, read_vocabulary, token_ids
 SHIPPED = Path(__file__).parents[1] / "assets" / "tiny-moe"
 
 
-def save(folder: Path, ids: list[int], added: int = 0, **generation_config: object) -> Path:
+def save(folder: Path, ids: list[int], added: int = 0, **generation_config: Any) -> Path:
     """A tokenizer with these ids and some added tokens after them."""
     tokenizer = Tokenizer(WordLevel({f"w{idx}": idx for idx in ids}, unk_token=f"w{ids[0]}"))
     tokenizer.add_special_tokens([AddedToken(f"<{number}>", special=True) for number in range(added)])
@@ -50,7 +51,7 @@ def test_what_the_generation_config_suppresses_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{"suppress_tokens": None}, {"begin_suppress_tokens": []}, {"eos_token_id": [1]}])
-def test_a_generation_config_may_say_nothing_of_it(tmp_path: Path, config: dict[str, object]) -> None:
+def test_a_generation_config_may_say_nothing_of_it(tmp_path: Path, config: dict[str, Any]) -> None:
     assert read_vocabulary(save(tmp_path, list(range(6)), **config), 6) == Vocabulary(6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,8 @@ class Row:
     banned_ids: tuple[int, ...] = ()
 
 
-def row(prompt: list[int], answer: list[int], banned_ids: tuple[int, ...] = (), **sampling: object) -> Row:
-    edits = LogitEdits.wanted_by(Sampling(**sampling), prompt, most=VOCAB)  # type: ignore[arg-type]
+def row(prompt: list[int], answer: list[int], banned_ids: tuple[int, ...] = (), **sampling: Any) -> Row:
+    edits = LogitEdits.wanted_by(Sampling(**sampling), prompt, most=VOCAB)
     for token in answer:
         if edits is not None:
             edits.add(token)
@@ -52,7 +53,8 @@ def edited(logits: torch.Tensor, rows: list[Row], suppressed: list[int] | None =
     return logits
 
 
-def history(*tokens: int) -> torch.Tensor:
+def history(*tokens: int) -> Any:
+    """Input ids; transformers asks for a LongTensor, which no function returns."""
     return torch.tensor([tokens])
 
 
@@ -76,14 +78,14 @@ def test_stop_tokens_are_masked_as_transformers_masks_them(num_answer: int) -> N
     """Which rows ask for it is the reader's part (`readout`): so long as fewer than the least number are generated."""
     logits, stops = logits_of(1), (7, 30)
     tokens = history(*PROMPT, *range(num_answer))
-    processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), 3, list(stops))  # type: ignore[no-untyped-call]
+    processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), 3, list(stops))
     got = edited(logits, [Row(banned_ids=stops if num_answer < 3 else ())])
     assert torch.equal(got, processor(tokens, logits.clone()))
 
 
 def test_suppressed_ids_are_masked_on_every_row() -> None:
     logits = logits_of(3)
-    want = SuppressTokensLogitsProcessor([0, 48, 49])(history(1), logits.clone())  # type: ignore[no-untyped-call]
+    want = SuppressTokensLogitsProcessor([0, 48, 49])(history(1), logits.clone())
     assert torch.equal(edited(logits, [Row()] * 3, suppressed=[0, 48, 49]), want)
 
 
@@ -102,14 +104,23 @@ def test_presence_and_frequency_are_openais_formula() -> None:
 
 def test_repetition_comes_first_then_presence_and_frequency_then_the_bias() -> None:
     logits = torch.full((1, VOCAB), 3.0)
-    asked = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5, "logit_bias": ((8, 4.0),)}
+    asked: dict[str, Any] = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "logit_bias": ((8, 4.0),),
+    }
     got = edited(logits, [row(PROMPT, ANSWER, **asked)])[0]
     assert got[8] == 3.0 / 1.5 - 3 * 0.5 - 1.0 + 4.0
     assert got[3] == 3.0 / 1.5 and got[20] == 3.0
 
 
 def test_a_mask_stands_against_every_bias_and_penalty() -> None:
-    asked = {"logit_bias": ((5, 100.0), (6, 100.0)), "presence_penalty": -2.0, "repetition_penalty": 0.01}
+    asked: dict[str, Any] = {
+        "logit_bias": ((5, 100.0), (6, 100.0)),
+        "presence_penalty": -2.0,
+        "repetition_penalty": 0.01,
+    }
     got = edited(logits_of(1), [row([5, 6], [5, 6], banned_ids=(6,), **asked)], suppressed=[5])[0]
     assert got[5] == got[6] == -INF and got.isfinite().sum() == VOCAB - 2
 
@@ -124,7 +135,7 @@ def test_what_leaves_float32_is_cut_and_is_never_nan(penalty: float, logit: floa
 
 
 def test_each_row_gets_its_own_edits_and_the_others_keep_their_bits() -> None:
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"repetition_penalty": 1.2},
         {},
         {"presence_penalty": 0.7, "frequency_penalty": -0.3},

@@ -56,8 +56,9 @@ def shares(logits: torch.Tensor, **asked: Any) -> torch.Tensor:
 
 def wanted(logits: torch.Tensor, *processors: LogitsProcessor) -> torch.Tensor:
     """The probabilities that transformers' classes leave, in this order."""
-    first = SuppressTokensLogitsProcessor(SUPPRESSED)  # type: ignore[no-untyped-call]
-    scores: torch.Tensor = LogitsProcessorList([first, *processors])(torch.tensor([PROMPT]), logits.clone())
+    first = SuppressTokensLogitsProcessor(SUPPRESSED)
+    input_ids: Any = torch.tensor([PROMPT])
+    scores: torch.Tensor = LogitsProcessorList([first, *processors])(input_ids, logits.clone())
     return scores.softmax(-1)[0]
 
 
