@@ -19,6 +19,7 @@ CLUSTERS = ("local",)
 DISPATCHERS = ("auto", "local", "torch", "fabric")
 DTYPES = ("auto", "float32", "bfloat16")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@A-Z]+")  # as browsers send it: no path, no capitals
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -170,6 +171,7 @@ class GatewayConfig:
     max_body_bytes: int = 1 << 20
     max_concurrent_requests: int = 1024
     affinity_load_bound: int = 8  # running + 4 * waiting beyond the least loaded rank's that a prefix hit may cost
+    cors_origins: list[str] = field(default_factory=list)  # of web pages whose browsers may show them our answers
     stall_s: float = 10.0  # /health fails when a rank's step has not advanced for so long
 
     def __post_init__(self) -> None:
@@ -180,6 +182,11 @@ class GatewayConfig:
         _at_least("gateway.max_concurrent_requests", self.max_concurrent_requests, 1)
         _at_least("gateway.affinity_load_bound", self.affinity_load_bound, 0)
         _at_least("gateway.stall_s", self.stall_s, 1, " s")
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"gateway.cors_origins: {origin!r} is no origin; write scheme://host or scheme://host:port, or '*'"
+                )
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, draining, fleet_ended, refused_field
+from pegahpc.gateway.errors import ApiError, draining, fleet_ended, refused_field
 
 
 class Gate:
@@ -39,7 +39,7 @@ class Gate:
             message = (
                 f"{self._num_inside} of {self._limit} places (gateway.max_concurrent_requests) are taken; try again."
             )
-            raise ApiError(429, message, kind="rate_limit_error", code="too_many_requests", retry_after_s=RETRY_AFTER_S)
+            raise ApiError(429, message, code="too_many_requests")
         self._num_inside += num_places
         self._is_empty.clear()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,21 @@ from aiohttp import web
 
 from pegahpc.config import FleetConfig
 from pegahpc.gateway.admission import Gate
-from pegahpc.gateway.appkeys import API_KEY, ENGINES, FLEET, GATE, METRICS, MODEL, TOKENIZER_POOL
+from pegahpc.gateway.appkeys import API_KEY, ENGINES, FAILURES, FLEET, GATE, METRICS, MODEL, TOKENIZER_POOL
+from pegahpc.gateway.cors import allow_origins
 from pegahpc.gateway.engines import Engines
 from pegahpc.gateway.errors import FLEET_ENDED, ApiError, shorten
 from pegahpc.gateway.generate import chat_completions, completions
 from pegahpc.gateway.health import health
 from pegahpc.gateway.metrics import GatewayMetrics
-from pegahpc.gateway.middlewares import add_request_id, answer_errors, check_key
+from pegahpc.gateway.middlewares import answer_errors, check_key
 from pegahpc.gateway.model import ServedModel
+from pegahpc.gateway.request_ids import add_request_id
+from pegahpc.gateway.uploads import expect
+from pegahpc.limited_log import LimitedLog
 from pegahpc.wire.keys import FleetSecret
+
+log = logging.getLogger(__name__)
 
 NUM_TOKENIZER_THREADS = 2
 CLOSING_S = 2.0  # for handlers to write their last event after a drain that took too long
@@ -44,11 +51,13 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
     )
     app[GATE] = Gate(fleet.gateway.max_concurrent_requests)
     app[METRICS] = GatewayMetrics(fleet.model.name)
+    app[FAILURES] = LimitedLog(log)
     app.on_response_prepare.append(add_request_id)
+    allow_origins(app, fleet.gateway.cors_origins)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
+            web.post("/v1/chat/completions", chat_completions, expect_handler=expect),
+            web.post("/v1/completions", completions, expect_handler=expect),
             web.get("/v1/models", models),
             web.get("/v1/models/{model:.+}", model),
             web.get("/health", health),

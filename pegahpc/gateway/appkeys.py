@@ -11,11 +11,13 @@ from pegahpc.gateway.admission import Gate
 from pegahpc.gateway.engines import Engines
 from pegahpc.gateway.metrics import GatewayMetrics
 from pegahpc.gateway.model import ServedModel
+from pegahpc.limited_log import LimitedLog
 
 FLEET = web.AppKey("fleet", FleetConfig)
 API_KEY = web.AppKey("api_key", bytes)
 MODEL = web.AppKey("model", ServedModel)
 GATE = web.AppKey("gate", Gate)
 METRICS = web.AppKey("metrics", GatewayMetrics)
+FAILURES = web.AppKey("failures", LimitedLog)
 ENGINES = web.AppKey("engines", Engines)
 TOKENIZER_POOL = web.AppKey("tokenizer_pool", ThreadPoolExecutor)

@@ -16,7 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
+from pegahpc.gateway.error_responses import from_aiohttp, to_response
 from pegahpc.gateway.errors import ApiError, shorten
+from pegahpc.gateway.request_ids import HEADER, new_id, request_id
 from pegahpc.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 REFUSAL_BODY = ApiError(503, "The gateway has no connection left; try again.", code="too_many_connections").encode()
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(REFUSAL_BODY), REFUSAL_BODY)
+    b"%s: %%s\r\nContent-Length: %d\r\n\r\n" % (HEADER.encode(), len(REFUSAL_BODY))
 )
 
 
@@ -90,13 +92,24 @@ class Connection(web.RequestHandler):
             self._door.log.write(logging.INFO, "bad requests", "%s sent no HTTP: %s", request.remote, reason)
             error = ApiError(status, f"The request is no valid HTTP: {reason}", code="invalid_http")
         else:
-            self._door.log.write(logging.ERROR, "failures", "the gateway failed on a request", exc_info=exc)
+            self._door.log.write(
+                logging.ERROR, "failures", "the gateway failed on request %s", request_id(request), exc_info=exc
+            )
             error = ApiError(status, "The gateway failed on this request; its log says why.", code="internal_error")
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer is sent already")
-        response = web.Response(status=status, body=error.encode(), content_type="application/json")
+        response = to_response(error)
+        response.headers[HEADER] = request_id(request)
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp refuses before any handler is asked has the OpenAI error body too."""
+        if isinstance(resp, web.HTTPException):
+            resp = to_response(from_aiohttp(request, resp))
+        return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: object, **kw: object) -> None:
         """aiohttp's own word for what went wrong outside of a handler."""
@@ -185,7 +198,7 @@ class Door:
         self.log.write(logging.WARNING, "refused", "%d connections are open; another is refused", len(self._open))
         with client:
             try:
-                client.send(REFUSAL)
+                client.send(REFUSAL % new_id().encode() + REFUSAL_BODY)
             except OSError:
                 return  # it has left
 

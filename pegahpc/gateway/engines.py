@@ -121,7 +121,7 @@ class Engines:
         stalled = self.stalled()
         alive = [link for link in self.links if link not in stalled] if stalled else self.links
         if not alive:
-            raise ApiError(503, "No rank of the fleet makes progress.", code="engine_stalled", retry_after_s=1)
+            raise ApiError(503, "No rank of the fleet makes progress.", code="engine_stalled")
         rank, reason = self._router.route(hint, live=[link.rank for link in alive])
         self.links[rank].metrics.routed[reason].inc()
         return self.links[rank]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Mapping
+from typing import Final, assert_never
 
 import msgspec
 
@@ -17,7 +18,8 @@ from pegahpc.wire.messages import (
     RejectReason,
 )
 
-RETRY_AFTER_S = 1
+RETRY_AFTER: Final = {"Retry-After": "1"}  # seconds; official clients honour it
+HEADERS: Mapping[int, Mapping[str, str]] = {401: {"WWW-Authenticate": "Bearer"}, 429: RETRY_AFTER, 503: RETRY_AFTER}
 MAX_ECHO_CHARS = 200  # of a client's own words
 MAX_MESSAGE_CHARS = 2000  # of anything, a chat template's words included
 FLEET_ENDED = "The fleet has ended: one of its processes failed."
@@ -36,8 +38,7 @@ class ApiError(Exception):
     """An answer that is no success: `status` and `body` for the client, nothing internal.
 
     Args:
-        kind: the body's `type`; by default what fits the status.
-        retry_after_s: sent as Retry-After when not None.
+        headers: beside those of the status.
     """
 
     def __init__(
@@ -45,15 +46,14 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str | None = None,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: int | None = None,
+        headers: Mapping[str, str] = {},
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_after_s = retry_after_s
-        kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+        self.headers = {**HEADERS.get(status, {}), **headers}
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.body = ErrorBody(message=shorten(message, MAX_MESSAGE_CHARS), type=kind, param=param, code=code)
 
     def encode(self) -> bytes:
@@ -90,7 +90,7 @@ def missing_template(model: str) -> ApiError:
 
 def draining() -> ApiError:
     """503 while the fleet takes no new work."""
-    return ApiError(503, "The fleet is draining and takes no new work.", code="draining", retry_after_s=RETRY_AFTER_S)
+    return ApiError(503, "The fleet is draining and takes no new work.", code="draining")
 
 
 def fleet_ended() -> ApiError:

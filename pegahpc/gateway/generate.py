@@ -9,11 +9,13 @@ import time
 
 from aiohttp import web
 
-from pegahpc.gateway.appkeys import ENGINES, GATE, MODEL, TOKENIZER_POOL
+from pegahpc.gateway.appkeys import ENGINES, FAILURES, GATE, MODEL, TOKENIZER_POOL
 from pegahpc.gateway.choices import Choices, open_choices
 from pegahpc.gateway.errors import ApiError
 from pegahpc.gateway.events import Events, closing
+from pegahpc.gateway.request_ids import ANSWER, log_failure
 from pegahpc.gateway.shapes import CHAT, COMPLETION, Answer, Shape
+from pegahpc.gateway.uploads import read_body
 from pegahpc.gateway.whole import usage_of, whole
 
 STREAM_HEADERS = {
@@ -36,11 +38,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
     """A client that leaves cancels this task; leaving the `open_choices` block then aborts all that is not done."""
     app, arrived_s = request.app, time.monotonic()
-    body = await request.read()  # before the gate: a slow upload must not hold a place
+    body = await read_body(request)  # before the gate: a slow upload must not hold a place
     model = app[MODEL]
     generation = shape.parse(body, model.name)
     with app[GATE].enter(generation.num_sequences):
-        request_id = f"{shape.id_prefix}{random.getrandbits(96):024x}"  # unique, not secret: no system call
+        request_id = request[ANSWER] = f"{shape.id_prefix}{random.getrandbits(96):024x}"  # unique, not secret
         loop = asyncio.get_running_loop()
         planned = await loop.run_in_executor(app[TOKENIZER_POOL], model.plan, generation, request_id)
         session = request.headers.get("X-Session-Id", "")
@@ -75,6 +77,7 @@ async def _answer_in_events(request: web.Request, answer: Answer, choices: Choic
                 data = _said(events, choices, await choices.take())
             data += closing(answer, usage_of(choices.outputs, num_candidates=answer.generation.num_candidates))
         except ApiError as error:
+            log_failure(request.app[FAILURES], request, error)
             data = b"data: " + error.encode() + b"\n\n"
         await response.write(data)
         await response.write_eof()

@@ -1,26 +1,24 @@
-"""Around every handler: the request's id, the key, the OpenAI error body, the count of answers."""
+"""Around every handler: the key, the OpenAI error body, the count of answers."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import random
-import re
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from pegahpc.gateway.appkeys import API_KEY, METRICS
+from pegahpc.gateway.appkeys import API_KEY, FAILURES, METRICS
 from pegahpc.gateway.connections import Connection
+from pegahpc.gateway.error_responses import from_aiohttp, to_response
 from pegahpc.gateway.errors import ApiError, shorten
+from pegahpc.gateway.request_ids import log_failure, request_id
 
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health",)
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CLIENT_LEFT = 499  # nginx's word for it; only ever seen in the metrics
-CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 @web.middleware
@@ -47,12 +45,6 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
     return await handler(request)
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """On every response, streams included: the client's own X-Request-Id, or a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
-
-
 def _has_key(request: web.Request) -> bool:
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
     given = key.strip().encode("utf-8", "surrogateescape")
@@ -63,32 +55,21 @@ async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as error:
-        return _response(error)
+        return _refusal(request, error)
     except web.HTTPException as error:
-        return _response(_from_aiohttp(request, error))
+        return _refusal(request, from_aiohttp(request, error))
     except web.RequestPayloadError as error:
-        return _response(ApiError(400, f"The body cannot be read: {shorten(str(error))}", code="invalid_body"))
+        return _refusal(request, ApiError(400, f"The body cannot be read: {shorten(str(error))}", code="invalid_body"))
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return _response(ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error"))
+        log.exception("request %s: %s %s failed", request_id(request), request.method, request.path)
+        return to_response(
+            ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error")
+        )
 
 
-def _from_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:
-    messages = {
-        404: f"There is no {shorten(request.path)} here.",
-        405: f"{request.path} does not take {request.method}.",
-        413: "The body is larger than gateway.max_body_bytes.",
-    }
-    message = messages.get(error.status, error.reason)
-    return ApiError(error.status, message, code=CODES.get(error.status))
-
-
-def _response(error: ApiError) -> web.Response:
-    response = web.Response(status=error.status, body=error.encode(), content_type="application/json")
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    if error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    if error.status >= 500:
+        log_failure(request.app[FAILURES], request, error)
+    return to_response(error)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from pegahpc.gateway.errors import RETRY_AFTER_S, ApiError, refused_field
+from pegahpc.gateway.errors import ApiError, refused_field
 from pegahpc.gateway.template_messages import (
     Chat,
     Outcome,
@@ -84,7 +84,7 @@ class TemplatePool:
         except TemplateLost as lost:
             log.error("a process that renders chats was lost: %s", lost)
             message = "The process that renders chats was lost; try again."
-            raise ApiError(503, message, code="template_lost", retry_after_s=RETRY_AFTER_S) from None
+            raise ApiError(503, message, code="template_lost") from None
         if isinstance(outcome, TooMuch):
             self._end(worker)
             message = f"messages: rendering them by the model's chat template takes more than {outcome.what}"

@@ -30,6 +30,7 @@ def test_each_topology_has_as_many_ranks_as_its_name_says(ep_size: int) -> None:
         ("fleet.name=../up", "fleet.name: '../up' must be"),
         ("gateway.port=70000", "gateway.port: 70000 is not in 0..65535"),
         ("gateway.affinity_load_bound=-1", "gateway.affinity_load_bound: -1 is below 0"),
+        ("gateway.cors_origins=[https://a.org/]", "gateway.cors_origins: 'https://a.org/' is no origin; write scheme:"),
         ("model=checkpoint", "model.path: "),
         ("+gateway.prt=3", r"gateway.prt: keys are neither added \(\+\) nor removed"),
         ("++gateway.prt=3", "gateway.prt: keys are neither added"),
