@@ -24,7 +24,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).parent / "csrc" / name for name in ("cpu.c", "fabric.c"))
+SOURCES = tuple(Path(__file__).parent / "csrc" / name for name in ("linear.c", "latent.c", "moe.c", "fabric.c"))
+HEADERS = tuple(Path(__file__).parent / "csrc" / name for name in ("vec.h", "linear.h"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60
 SEAL_BYTES = 16  # the file's last: a hash of all before. To dlopen a file that was cut off can be the end (SIGBUS)
@@ -32,18 +33,22 @@ SEAL_BYTES = 16  # the file's last: a hash of all before. To dlopen a file that 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: Mapping[str, Sequence[type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_float]]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
-    "matmul_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT],
-    "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
-    "grouped_swiglu": [_POINTER] * 6 + [_INT] * 3,
-    "latent_rows": [_POINTER] * 4 + [_INT] + [_POINTER] * 4 + [_INT] * 5,
-    "route_tokens": [_POINTER] * 4 + [_INT] * 8 + [_FLOAT],
-    "weighted_sum": [_POINTER] * 3 + [_INT] * 3,
+    "packed_elements": [_INT] * 2,
+    "pack": [_POINTER] * 2 + [_INT] * 3,
+    "linear": [_POINTER, _POINTER, _INT, _POINTER, _INT, _INT],
+    "swiglu": [_POINTER] * 4 + [_INT],
+    "latent_project": [_POINTER] * 7 + [_INT],
+    "latent_output": [_POINTER] * 4 + [_INT],
+    "route": [_POINTER] * 5 + [_INT],
+    "experts": [_POINTER] * 5 + [_INT],
+    "moe_output": [_POINTER] * 6 + [_INT] * 4,
     "latent_attention": [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 5 + [_FLOAT],
+    "fabric_rest": [_POINTER],
     "fabric_dispatch": [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 4,
     "fabric_take_rows": [_POINTER] * 2 + [_INT] + [_POINTER] * 4,
     "fabric_combine": [_POINTER] * 6,
 }
-RETURNS_STATUS = ("fabric_dispatch", "fabric_combine")  # an int64; the others return nothing
+RETURNS_INT = ("packed_elements", "fabric_rest", "fabric_dispatch", "fabric_combine")  # the others return nothing
 
 
 @cache
@@ -94,7 +99,7 @@ def _load(path: Path) -> ctypes.CDLL:
         for name, signature in SIGNATURES.items():
             function = getattr(loaded, name)
             function.argtypes = signature
-            function.restype = _INT if name in RETURNS_STATUS else None
+            function.restype = _INT if name in RETURNS_INT else None
     except AttributeError as error:
         dlclose(loaded._handle)  # else the linker takes the next file of this name for this one
         raise OSError(error) from None
@@ -109,7 +114,7 @@ def _key(compiler: str) -> str:
     """What the compiled code depends on, as one word."""
     key = hashlib.blake2b(digest_size=12)
     for part in (
-        *(source.read_bytes() for source in SOURCES),
+        *(source.read_bytes() for source in (*SOURCES, *HEADERS)),
         " ".join(FLAGS).encode(),
         compiler.encode(),
         _processor().encode(),

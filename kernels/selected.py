@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 # Importing a module registers its implementations.
 import pegahpc.kernels.grouped_swiglu
 import pegahpc.kernels.latent_attention
+import pegahpc.kernels.latent_layer
 import pegahpc.kernels.latent_rows
+import pegahpc.kernels.linear
 import pegahpc.kernels.matmul_heads
 import pegahpc.kernels.matmul_rows
+import pegahpc.kernels.moe_layer
+import pegahpc.kernels.native_layers
 import pegahpc.kernels.native_ops
 import pegahpc.kernels.rms_norm
 import pegahpc.kernels.route_tokens
@@ -22,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernels:
+class PlainOps:
     """One function an op; the signatures stand in the modules of that name."""
 
     grouped_swiglu: Kernel
@@ -36,6 +41,27 @@ class Kernels:
     weighted_sum: Kernel
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kernels(PlainOps):
+    """The plain ops, and the makers of those that are made from their weights (kernels/linear.py says how)."""
+
+    experts: Kernel
+    latent_output: Kernel
+    latent_project: Kernel
+    linear: Kernel
+    moe_output: Kernel
+    router: Kernel
+    swiglu: Kernel
+
+
+PLAIN = tuple(field.name for field in fields(PlainOps))
+MADE = tuple(field.name for field in fields(Kernels) if field.name not in PLAIN)
+
+
+REFERENCE = dict.fromkeys(PLAIN, "torch") | dict.fromkeys(MADE, "parts")
+"""Backends that are the reference of all others."""
+
+
 def select_kernels(place: Place, backends: Mapping[str, str]) -> Kernels:
     """Choose a backend for every op and log the choice.
 
@@ -45,6 +71,8 @@ def select_kernels(place: Place, backends: Mapping[str, str]) -> Kernels:
     Raises:
         LookupError: a backend that does not exist or does not run here; the message starts with the op.
     """
-    names = {op: choose(op, place, backends.get(op, "auto")) for op in Kernels.__dataclass_fields__}
+    names = {op: choose(op, place, backends.get(op, "auto")) for op in (*PLAIN, *MADE)}
     log.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in sorted(names.items())))
-    return Kernels(**{op: select(op, place, name) for op, name in names.items()})
+    plain = {op: select(op, place, names[op]) for op in PLAIN}
+    parts = PlainOps(**plain)
+    return Kernels(**plain, **{op: partial(select(op, place, names[op]), parts) for op in MADE})

@@ -86,9 +86,9 @@ def _connect(link: RankLink, port: FabricPort | None, slabs: list[str]) -> Dispa
     """The configured dispatcher, joined with its peers on all ranks at once."""
     fleet, context, num_experts = link.boot.fleet, link.boot.context, link.boot.num_experts
     if port is not None:
-        from pegahpc.moe.dispatch_fabric_native import connect
+        from pegahpc.moe.dispatch_fabric import FabricDispatcher
 
-        return connect(port, slabs, timeout_s=fleet.fleet.ready_timeout_s)
+        return FabricDispatcher.connect(port, slabs, timeout_s=fleet.fleet.ready_timeout_s)
     if fleet.engine.dispatcher == "local":
         from pegahpc.moe.dispatch import LocalDispatcher
 

@@ -65,37 +65,27 @@ class LatentAttention:
 
     def __init__(self, shape: LatentShape, weights: LatentWeights, kernels: Kernels) -> None:
         self.shape = shape
-        self.weights = weights
-        self.kernels = kernels
+        self._attention = kernels.latent_attention
+        self._project = kernels.latent_project(
+            qkv_a_HX=weights.qkv_a_HX,
+            q_a_norm=weights.q_a_norm,
+            q_b=weights.q_b,
+            kv_a_norm_C=weights.kv_a_norm_C,
+            w_uk_NPC=weights.w_uk_NPC,
+            rotary=shape.qk_rope_head_dim,
+            eps=shape.latent_norm_eps,
+        )
+        self._output = kernels.latent_output(w_uv_NCV=weights.w_uv_NCV, o_proj=weights.o_proj)
 
     def forward(self, x_TH: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
         """[num_rows, hidden] to [num_rows, hidden]; appends the rows' latents to the cache first."""
-        shape, weights, kernels = self.shape, self.weights, self.kernels
-        q_TNX, latent_TC, k_pe_TR = self._project(x_TH)
-        q_nope_NTP = q_TNX[..., : shape.qk_nope_head_dim].transpose(0, 1)
-        absorbed_NTC = kernels.matmul_heads(q_nope_NTP, weights.w_uk_NPC)
-        q_TND = kernels.latent_rows(q_TNX, absorbed_NTC, latent_TC, k_pe_TR, step.cis_TR, cache.rows_YD, step.row_idx_T)
-        out_TNC = self._attend(q_TND, step, cache)
-        values_NTV = kernels.matmul_heads(out_TNC.transpose(0, 1), weights.w_uv_NCV)
-        out: torch.Tensor = kernels.matmul_rows(values_NTV.transpose(0, 1).flatten(1), weights.o_proj)
+        q_TND = self._project(x_TH, step.cis_TR, cache.rows_YD, step.row_idx_T)
+        out: torch.Tensor = self._output(self._attend(q_TND, step, cache))
         return out
-
-    def _project(self, x_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, heads, nope + rope], normed latents [T, C], unrotated key [T, rope]."""
-        shape, weights, kernels = self.shape, self.weights, self.kernels
-        num_q = weights.qkv_a_HX.shape[1] - shape.row_dim
-        q_TX, latent_TC, k_pe_TR = kernels.matmul_rows(x_TH, weights.qkv_a_HX).split(
-            [num_q, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1
-        )
-        if weights.q_b is not None:
-            q_TX = kernels.rms_norm(q_TX, weights.q_a_norm, shape.latent_norm_eps)
-            q_TX = kernels.matmul_rows(q_TX, weights.q_b)
-        latent_TC = kernels.rms_norm(latent_TC, weights.kv_a_norm_C, shape.latent_norm_eps)
-        return q_TX.reshape(q_TX.shape[0], shape.num_heads, -1), latent_TC, k_pe_TR
 
     def _attend(self, q_TND: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
         outputs = [
-            self.kernels.latent_attention(
+            self._attention(
                 q_TND[context.first_row : context.first_row + context.num_rows],
                 cache.blocks_XPD,
                 context.block_idx_GP,

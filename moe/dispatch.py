@@ -82,11 +82,14 @@ class Dispatcher(Protocol):
     num_local_experts: int
     num_exchanges: int  # so far; grows by a constant a step
     exchange_s: float  # seconds spent in exchanges so far, waiting for peers included
-    doorbells: list[int]  # descriptors that become readable when a peer begins a step; may be none
 
     @property
     def waiting_for(self) -> str:
         """Whom an exchange under way waits for: "rank 2", "peers" where the transport does not say, "" for nobody."""
+        ...
+
+    def doorbells(self) -> list[int]:
+        """Descriptors, maybe none, that become readable when a peer begins the next step, also if it has already."""
         ...
 
     def begin_step(self, word: int) -> None:
@@ -116,9 +119,11 @@ class LocalDispatcher:
         self.num_local_experts = num_experts
         self.num_exchanges = 0
         self.exchange_s = 0.0
-        self.doorbells: list[int] = []
         self.waiting_for = ""
         self._word = 0
+
+    def doorbells(self) -> list[int]:
+        return []
 
     def begin_step(self, word: int) -> None:
         self._word = word

@@ -51,13 +51,15 @@ class CollectiveDispatcher:
         self.first_expert = self._rank * self.num_local_experts
         self.num_exchanges = 0  # collectives so far; a test holds it to a constant a step
         self.exchange_s = 0.0
-        self.doorbells: list[int] = []  # nothing wakes a rank that sleeps between steps
         self._chain = ChainWords(self._world_size)
 
     @property
     def waiting_for(self) -> str:
         """ "peers" while a collective is under way: it does not say which."""
         return self._collectives.waiting_for
+
+    def doorbells(self) -> list[int]:
+        return []  # nothing wakes a rank that sleeps between steps
 
     def begin_step(self, word: int) -> None:
         self._chain.begin(word)

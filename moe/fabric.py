@@ -1,28 +1,24 @@
-"""The fabric's memory and doorbells on one host: slabs that peers map and write, and eventfds that they ring.
+"""The fabric's memory and doorbells on one host: slabs that peers map and write, and the bells that wake their owners.
 
-A rank owns one slab, an anonymous memory file without a name (memfd), and one doorbell for each peer. Both are handed
+A rank owns one slab, an anonymous memory file without a name (memfd), and one doorbell (eventfd). Both are handed
 over once, as descriptors over an AF_UNIX socket (SCM_RIGHTS) in the abstract namespace: nothing of it has a path, so
-nothing is left behind, however a process ends. From then on peers put rows and ring without any host message.
-
-A doorbell is a semaphore in the kernel: the write by the peer and the read by the owner are system calls, which order
-the memory accesses around them on every processor.
+nothing is left behind, however a process ends. From then on peers put rows and arrive (kernels/csrc/fabric.c) without
+any host message.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import mmap
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
 import time
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 ALIGNMENT_BYTES = 64
@@ -40,6 +36,11 @@ class SlabShape:
     dtype: torch.dtype
 
     @property
+    def door_bytes(self) -> int:
+        """What a slab begins with: two counts of arrivals, the owner's state, and the exchanges of each peer, int64."""
+        return _aligned(8 * (3 + self.world_size))
+
+    @property
     def header_bytes(self) -> int:
         """The chain word and one count for each local expert, int64."""
         return _aligned(8 * (1 + self.num_local_experts))
@@ -54,39 +55,39 @@ class SlabShape:
         """What one peer may write: header, rows to compute, outputs that come home."""
         return self.header_bytes + 2 * self.rows_bytes
 
+    @property
+    def slab_bytes(self) -> int:
+        """A rank's whole slab."""
+        return self.door_bytes + self.world_size * self.block_bytes
+
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-@dataclass(frozen=True)
-class Window:
-    """One peer's block of a slab."""
+class Slab:
+    """A slab as it is mapped in this process: addresses of its parts, valid as long as this lives."""
 
-    header: npt.NDArray[np.int64]  # [1 + num_local_experts]: the chain word, pairs for each local expert
-    rows: torch.Tensor  # [max_pairs, hidden], rows to compute
-    outputs: torch.Tensor  # [max_pairs, hidden], outputs of rows that the slab's owner sent
+    def __init__(self, slab_fd: int, shape: SlabShape) -> None:
+        self._memory = mmap.mmap(slab_fd, shape.slab_bytes)
+        self._shape = shape
+        self.door = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
+    def header(self, rank: int) -> int:
+        """What `rank` writes here: the chain word, then its pairs for each local expert."""
+        return self.door + self._shape.door_bytes + rank * self._shape.block_bytes
 
-def map_windows(slab_fd: int, shape: SlabShape) -> list[Window]:
-    """The blocks of a slab, by the rank that writes them."""
-    memory = mmap.mmap(slab_fd, shape.world_size * shape.block_bytes)
-    size = shape.max_pairs * shape.hidden
+    def rows(self, rank: int) -> int:
+        """[max_pairs, hidden], rows from `rank` to compute."""
+        return self.header(rank) + self._shape.header_bytes
 
-    def window(rank: int) -> Window:
-        start = rank * shape.block_bytes
-        rows, outputs = start + shape.header_bytes, start + shape.header_bytes + shape.rows_bytes
-        return Window(
-            np.frombuffer(memory, np.int64, 1 + shape.num_local_experts, start),
-            torch.frombuffer(memory, dtype=shape.dtype, count=size, offset=rows).view(-1, shape.hidden),
-            torch.frombuffer(memory, dtype=shape.dtype, count=size, offset=outputs).view(-1, shape.hidden),
-        )
-
-    return [window(rank) for rank in range(shape.world_size)]
+    def outputs(self, rank: int) -> int:
+        """[max_pairs, hidden], outputs by `rank` of rows that the slab's owner sent."""
+        return self.rows(rank) + self._shape.rows_bytes
 
 
 class FabricPort:
-    """Where a rank's peers fetch its slab and their doorbells; `address` travels in the rendezvous.
+    """Where a rank's peers fetch its slab and its doorbell; `address` travels in the rendezvous.
 
     A caller must run as the same user (SO_PEERCRED) and know the token, which only the rendezvous gives out.
     """
@@ -94,9 +95,8 @@ class FabricPort:
     def __init__(self, rank: int, shape: SlabShape) -> None:
         self.rank, self.shape = rank, shape
         self.slab_fd = os.memfd_create(f"pegahpc-slab-{rank}")
-        os.ftruncate(self.slab_fd, shape.world_size * shape.block_bytes)
-        flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
-        self.bells = [os.eventfd(0, flags) for _ in range(shape.world_size)]
+        os.ftruncate(self.slab_fd, shape.slab_bytes)
+        self.bell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._token = secrets.token_hex(16)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name = f"pegahpc-{secrets.token_hex(16)}"
@@ -121,7 +121,7 @@ class FabricPort:
                 connection.settimeout(1.0)
                 caller = self._admit(connection)
                 if caller is not None:
-                    socket.send_fds(connection, [b"fabric"], [self.slab_fd, self.bells[caller]])
+                    socket.send_fds(connection, [b"fabric"], [self.slab_fd, self.bell_fd])
                     missing.discard(caller)
         self._listener.close()
 
@@ -142,9 +142,9 @@ class FabricPort:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's slab, as mapped here, and its doorbell for this rank."""
+    """A rank's slab, as mapped here, and its doorbell."""
 
-    windows: list[Window]
+    slab: Slab
     bell_fd: int
 
 
@@ -164,32 +164,11 @@ def fetch(address: str, *, own_rank: int, shape: SlabShape, timeout_s: float) ->
                 connection.sendall(f"{token}{own_rank}".ljust(HELLO_BYTES).encode())
                 _, fds, _, _ = socket.recv_fds(connection, 16, 2)
             if len(fds) == 2:
-                windows = map_windows(fds[0], shape)
+                slab = Slab(fds[0], shape)
                 os.close(fds[0])
-                return Peer(windows, fds[1])
+                return Peer(slab, fds[1])
         except OSError:
             pass  # not there yet, or another kernel's namespace: the deadline decides
         if time.monotonic() >= deadline:
             raise TimeoutError(f"no slab from {name} within {timeout_s:g} s; are all ranks on one host?")
         time.sleep(0.02)
-
-
-def ring(bell_fd: int) -> None:
-    """One more put is complete."""
-    os.eventfd_write(bell_fd, 1)
-
-
-def has_rung(bell_fd: int) -> bool:
-    """Take one ring if there is one."""
-    try:
-        os.eventfd_read(bell_fd)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def wait_for_ring(bell_fd: int, timeout_s: float) -> bool:
-    """Sleep until the bell rings and take the ring; False when it did not within timeout_s."""
-    poll = select.poll()
-    poll.register(bell_fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1e3)) and has_rung(bell_fd)

@@ -29,10 +29,12 @@ class MoELayer:
     """out = shared(x) + sum over chosen experts of weight * expert(x), the sum in float32 and ascending expert id."""
 
     def __init__(self, shape: RouterShape, weights: MoEWeights, kernels: Kernels, dispatcher: Dispatcher) -> None:
-        self._route = shape.arguments
-        self.weights = weights
-        self.kernels = kernels
         self.dispatcher = dispatcher
+        self._route = kernels.router(gate_HE=weights.gate_HE, bias_E=weights.bias_E, **shape.arguments)
+        self._experts = kernels.experts(gate_up_EHW=weights.gate_up_EHI, down_EWH=weights.down_EIH)
+        self._output = kernels.moe_output(
+            shared_gate_up_HW=weights.shared_gate_up_HI, shared_down_WH=weights.shared_down_IH
+        )
 
     def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
         """[num_rows, hidden] to the same; rows from num_live on are padding and are sent nowhere.
@@ -42,30 +44,15 @@ class MoELayer:
         if not x_TH.shape[0]:
             self._exchange(x_TH, _NO_CHOICE)
             return x_TH
-        logits_TE = self.kernels.matmul_rows(x_TH.float(), self.weights.gate_HE)
-        topk_idx_TK, topk_weights_TK = self.kernels.route_tokens(logits_TE, self.weights.bias_E, **self._route)
+        topk_idx_TK, topk_weights_TK = self._route(x_TH)
         y_LKH = self._exchange(x_TH[:num_live], topk_idx_TK[:num_live])
-        routed_LH = self.kernels.weighted_sum(y_LKH, topk_weights_TK[:num_live]).to(x_TH.dtype)
-        out_TH = self._shared(x_TH)
-        out_TH[:num_live] += routed_LH
+        out_TH: torch.Tensor = self._output(x_TH, y_LKH, topk_weights_TK[:num_live])
         return out_TH
 
     def _exchange(self, x_LH: torch.Tensor, topk_idx_LK: torch.Tensor) -> torch.Tensor:
         """Rows to their experts, this rank's experts over whatever arrives, outputs home: [L, K, H]."""
         received = self.dispatcher.dispatch(x_LH, topk_idx_LK)
-        out_QH = self.kernels.grouped_swiglu(
-            received.rows_QH, self.weights.gate_up_EHI, self.weights.down_EIH, received.group_sizes
-        )
-        return self.dispatcher.combine(out_QH, received)
-
-    def _shared(self, x_TH: torch.Tensor) -> torch.Tensor:
-        if self.weights.shared_gate_up_HI is None:
-            return torch.zeros_like(x_TH)
-        gate_up_TI = self.kernels.matmul_rows(x_TH, self.weights.shared_gate_up_HI)
-        out_TH: torch.Tensor = self.kernels.matmul_rows(
-            self.kernels.silu_and_mul(gate_up_TI), self.weights.shared_down_IH
-        )
-        return out_TH
+        return self.dispatcher.combine(self._experts(received.rows_QH, received.group_sizes), received)
 
 
 _NO_CHOICE = torch.empty(0, 1, dtype=torch.int64)

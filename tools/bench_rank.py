@@ -17,7 +17,7 @@ from pegahpc.engine.loop import Engine
 from pegahpc.moe.collectives_torch import TorchCollectives
 from pegahpc.moe.dispatch import Dispatcher, LocalDispatcher
 from pegahpc.moe.dispatch_collective import CollectiveDispatcher
-from pegahpc.moe.dispatch_fabric_native import connect
+from pegahpc.moe.dispatch_fabric import FabricDispatcher
 from pegahpc.moe.fabric import FabricPort
 from pegahpc.plan import Plan, resolve
 from pegahpc.rank import RankContext
@@ -48,7 +48,7 @@ def fabric(rank: int, plan: Plan) -> Dispatcher:
     """A fabric world; every rank says where its slab is to be had."""
     port = FabricPort(rank, slab_shape(plan.fleet))
     say(port.address)
-    return connect(port, hear(), timeout_s=TIMEOUT_S)
+    return FabricDispatcher.connect(port, hear(), timeout_s=TIMEOUT_S)
 
 
 def measure_exchange(job: dict[str, Any], plan: Plan) -> None:

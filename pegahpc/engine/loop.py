@@ -298,4 +298,4 @@ class Engine:
         if not view.has_work and not self.scheduler.has_work and self._idle_wait_ms > 0:
             self.status.phase = "idle"
             with self.clock.timed("idle"):
-                inbox.wait(self._idle_wait_ms, self.dispatcher.doorbells)
+                inbox.wait(self._idle_wait_ms, self.dispatcher.doorbells())

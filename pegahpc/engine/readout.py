@@ -50,7 +50,7 @@ class Readout:
     def __init__(self, decoder: Decoder, vocabulary: Vocabulary) -> None:
         self._decoder = decoder
         self._vocabulary = vocabulary
-        suppressed_ids = torch.tensor(vocabulary.suppressed, dtype=torch.int64, device=decoder.head_HV.device)
+        suppressed_ids = torch.tensor(vocabulary.suppressed, dtype=torch.int64, device=decoder.embed_VH.device)
         self._suppressed_ids = suppressed_ids if vocabulary.suppressed else None
 
     def tell(self, hidden_TH: torch.Tensor, spans: ListLike[Span]) -> list[Told]:

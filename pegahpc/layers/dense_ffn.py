@@ -21,11 +21,9 @@ class DenseFFN:
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, weights: DenseWeights, kernels: Kernels) -> None:
-        self.weights = weights
-        self.kernels = kernels
+        self._swiglu = kernels.swiglu(gate_up_HW=weights.gate_up_HI, down_WH=weights.down_IH)
 
     def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
         """[num_rows, hidden] to the same; padding rows are rows like others here."""
-        gate_up_TI = self.kernels.matmul_rows(x_TH, self.weights.gate_up_HI)
-        out_TH: torch.Tensor = self.kernels.matmul_rows(self.kernels.silu_and_mul(gate_up_TI), self.weights.down_IH)
+        out_TH: torch.Tensor = self._swiglu(x_TH)
         return out_TH

@@ -57,13 +57,13 @@ class Decoder:
         self.embed_VH = embed_VH
         self.layers = layers
         self.final_norm_H = final_norm_H
-        self.head_HV = head_HV
         self.rms_norm_eps = rms_norm_eps
-        self.kernels = kernels
+        self._norm = kernels.rms_norm
+        self._head = kernels.linear(w_IO=head_HV)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> torch.Tensor:
         """[num_rows, hidden] after the last layer, before the final norm; writes the step's rows to the cache."""
-        norm, eps = self.kernels.rms_norm, self.rms_norm_eps
+        norm, eps = self._norm, self.rms_norm_eps
         hidden_TH = self.embed_VH.index_select(0, step.token_ids_T)
         for layer, cache in zip(self.layers, caches, strict=True):
             if step.attention.contexts:  # a rank without rows has nobody to attend for; it still comes to the experts
@@ -75,6 +75,6 @@ class Decoder:
 
     def logits(self, hidden_TH: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] to [num_rows, vocab], float32."""
-        normed_TH = self.kernels.rms_norm(hidden_TH, self.final_norm_H, self.rms_norm_eps)
-        logits_TV: torch.Tensor = self.kernels.matmul_rows(normed_TH, self.head_HV).float()
+        normed_TH = self._norm(hidden_TH, self.final_norm_H, self.rms_norm_eps)
+        logits_TV: torch.Tensor = self._head(normed_TH).float()
         return logits_TV

@@ -52,8 +52,8 @@ def test_weights_stand_where_their_names_say(checkpoint: Checkpoint) -> None:
     assert torch.equal(held["1.ffn.bias_E"], stored[LAYER + "mlp.gate.e_score_correction_bias"])
     for expert in range(8):
         gate, up, down = (stored[f"{LAYER}mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down"))
-        assert torch.equal(held["1.ffn.gate_up_EHI"][expert], torch.cat((gate.T, up.T), dim=1))
-        assert torch.equal(held["1.ffn.down_EIH"][expert], down.T)
+        assert torch.equal(held["1.ffn.gate_up_EHW"][expert], torch.cat((gate.T, up.T), dim=1))
+        assert torch.equal(held["1.ffn.down_EWH"][expert], down.T)
     kv_b = stored[LAYER + "self_attn.kv_b_proj.weight"].view(4, 16 + 12, 24)
     for head in range(4):
         assert torch.equal(held["1.attention.w_uk_NPC"][head], kv_b[head, :16])
@@ -71,7 +71,7 @@ def test_a_rank_reads_and_holds_its_own_experts_only(
     read.clear()
     part = weights_of(load(checkpoint.folder, ShareOfExperts(first, count)))
     for name, tensor in whole.items():
-        own = tensor[first : first + count] if name.endswith(("gate_up_EHI", "down_EIH")) else tensor
+        own = tensor[first : first + count] if name.endswith(("gate_up_EHW", "down_EWH")) else tensor
         assert torch.equal(part[name], own), name
     of_experts = [name.split("mlp.experts.")[1] for name in read if "mlp.experts." in name]
     if fused:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engines import admit, build, resolved
 from oracles import SHAPE, save_tiny
-from thread_world import BEST, Kind, Ledger, MixedInbox, run_threads, thread_world
+from thread_world import Kind, Ledger, MixedInbox, run_threads, thread_world
 
 from pegahpc.engine.build import slab_shape
 from pegahpc.engine.loop import Engine
@@ -60,7 +60,7 @@ def run_mixed(engines: list[Engine], num_steps: int) -> tuple[list[MixedInbox], 
 
 @pytest.mark.slow
 def test_the_chain_is_the_same_in_every_step_of_a_mixed_run_and_all_leave_after_the_same_step(folder: Path) -> None:
-    engines = thread_world(folder, *SMALL, kinds=[BEST, BEST])
+    engines = thread_world(folder, *SMALL, kinds=[FabricDispatcher] * 2)
     ledgers = [Ledger(engine) for engine in engines]
     inboxes, errors = run_mixed(engines, NUM_STEPS)
     assert errors == [None, None]
@@ -75,20 +75,19 @@ def test_the_chain_is_the_same_in_every_step_of_a_mixed_run_and_all_leave_after_
         assert engine.load().used_pages == 0
 
 
-class SkipsWhenIdle(BEST):  # type: ignore[misc, valid-type]
+class SkipsWhenIdle(FabricDispatcher):
     """Saves itself the exchanges of a step without rows."""
 
     def dispatch(self, x_TH: torch.Tensor, topk_idx_TK: torch.Tensor) -> Received:
         if x_TH.shape[0] or self.num_exchanges < EXCHANGES_A_STEP:  # the start barrier is kept
-            received: Received = super().dispatch(x_TH, topk_idx_TK)
-            return received
+            return super().dispatch(x_TH, topk_idx_TK)
         return Received(rows_QH=x_TH, group_sizes=[0] * self.num_local_experts, route="skipped")
 
     def combine(self, out_QH: torch.Tensor, received: Received) -> torch.Tensor:
         return out_QH[:, None] if received.route == "skipped" else super().combine(out_QH, received)
 
 
-class LeavesAlone(BEST):  # type: ignore[misc, valid-type]
+class LeavesAlone(FabricDispatcher):
     """Takes its own wish to leave for everybody's."""
 
     def chain_view(self) -> ChainView:
@@ -97,7 +96,7 @@ class LeavesAlone(BEST):  # type: ignore[misc, valid-type]
 
 def broken_world(folder: Path, kind: Kind) -> list[Engine]:
     """Rank 1 is broken; nobody waits long."""
-    return thread_world(folder, *SMALL, kinds=[BEST, kind], timeout_s=1.0)
+    return thread_world(folder, *SMALL, kinds=[FabricDispatcher, kind], timeout_s=1.0)
 
 
 def test_a_rank_that_skips_an_exchange_when_it_is_idle_is_named_and_its_ledger_shows_it(folder: Path) -> None:
@@ -121,22 +120,21 @@ def test_a_rank_that_leaves_alone_is_named_by_its_peers(folder: Path) -> None:
     assert engines[0].dispatcher.waiting_for == "rank 1"
 
 
-@pytest.mark.parametrize("kind", {FabricDispatcher, BEST})
-def test_a_rank_that_sends_more_than_the_bound_is_stopped_before_it_writes(kind: Kind) -> None:
+def test_a_rank_that_sends_more_than_the_bound_is_stopped_before_it_writes() -> None:
     shape = SlabShape(world_size=2, num_local_experts=2, max_pairs=8, hidden=4, dtype=torch.float32)
     ports = [FabricPort(rank, shape) for rank in range(2)]
     addresses = [port.address for port in ports]
     ranks: list[FabricDispatcher | None] = [None, None]
 
     def connect(rank: int) -> None:
-        ranks[rank] = kind.connect(ports[rank], addresses, timeout_s=5)
+        ranks[rank] = FabricDispatcher.connect(ports[rank], addresses, timeout_s=5)
 
     assert run_threads([partial(connect, rank) for rank in range(2)]) == [None, None]
     sender = ranks[0]
     assert sender is not None
     with pytest.raises(AssertionError, match=r"more rows than engine\.max_rows_per_step"):
         sender.dispatch(torch.zeros(5, 4), torch.tensor([[2, 3]] * 5))
-    assert sender.num_exchanges == 0 and sender.doorbells
+    assert sender.num_exchanges == 0 and sender.doorbells()
 
 
 def test_the_bound_of_a_slab_is_that_of_the_scheduler(folder: Path) -> None:

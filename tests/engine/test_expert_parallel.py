@@ -13,7 +13,6 @@ NUM_MOE_LAYERS = SHAPE["num_hidden_layers"] - SHAPE["first_k_dense_replace"]
 EXCHANGES_A_LAYER = {
     "torch": 3,  # counts, rows, outputs
     "fabric": 2,  # rows with their counts, outputs
-    "fabric-python": 2,
 }
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
@@ -43,9 +42,7 @@ def test_ranks_with_unequal_work_leave_after_the_same_step_with_a_constant_chain
     assert results[0].tokens | results[1].tokens == alone.tokens
 
 
-@pytest.mark.parametrize(
-    ("world_size", "dispatcher"), [(2, "torch"), (2, "fabric"), (4, "fabric"), (2, "fabric-python")]
-)
+@pytest.mark.parametrize(("world_size", "dispatcher"), [(2, "torch"), (2, "fabric"), (4, "fabric")])
 def test_a_rows_bits_do_not_depend_on_width_dispatcher_or_what_peers_do(
     folder: Path, world_size: int, dispatcher: str
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pegahpc.kernels.registry import Place
-from pegahpc.kernels.selected import Kernels, select_kernels
+from pegahpc.kernels.selected import REFERENCE, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.mla.attention import (
     AttentionStep,
@@ -25,7 +25,7 @@ HIDDEN, PAGE, LAYERS, LAYER = 37, 16, 3, 1
 CPU = Place(device=torch.device("cpu"), row_invariant=True)
 KERNELS = {
     "auto": select_kernels(CPU, {}),
-    "torch": select_kernels(CPU, dict.fromkeys(Kernels.__dataclass_fields__, "torch")),
+    "torch": select_kernels(CPU, REFERENCE),
 }
 # (heads, q_lora, kv_lora, nope, rope, v)
 SHAPES = {
@@ -40,12 +40,16 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
     return noise / math.sqrt(shape[-2])
 
 
-def layer_of(name: str, kernels: str = "auto") -> LatentAttention:
+def shape_of(name: str) -> LatentShape:
     heads, q_lora, kv_lora, nope, rope, v = SHAPES[name]
-    shape = LatentShape(num_heads=heads, q_lora_rank=q_lora, kv_lora_rank=kv_lora, qk_nope_head_dim=nope,
+    return LatentShape(num_heads=heads, q_lora_rank=q_lora, kv_lora_rank=kv_lora, qk_nope_head_dim=nope,
                         qk_rope_head_dim=rope, v_head_dim=v, softmax_scale=0.7, latent_norm_eps=1e-6)  # fmt: skip
+
+
+def weights_of(name: str) -> LatentWeights:
+    heads, q_lora, kv_lora, nope, rope, v = SHAPES[name]
     q_dim = heads * (nope + rope)
-    weights = LatentWeights(
+    return LatentWeights(
         qkv_a_HX=randn(HIDDEN, (q_lora or q_dim) + kv_lora + rope, seed=1),
         q_a_norm=1 + randn(1, q_lora, seed=2)[0] if q_lora else None,
         q_b=randn(q_lora, q_dim, seed=3) if q_lora else None,
@@ -54,7 +58,10 @@ def layer_of(name: str, kernels: str = "auto") -> LatentAttention:
         w_uv_NCV=randn(heads, kv_lora, v, seed=6),
         o_proj=randn(heads * v, HIDDEN, seed=7),
     )
-    return LatentAttention(shape, weights, KERNELS[kernels])
+
+
+def layer_of(name: str, kernels: str = "auto") -> LatentAttention:
+    return LatentAttention(shape_of(name), weights_of(name), KERNELS[kernels])
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -69,9 +76,9 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[:, None]).flatten(-2)
 
 
-def expanded(layer: LatentAttention, x: torch.Tensor, first: int) -> torch.Tensor:
+def expanded(name: str, x: torch.Tensor, first: int) -> torch.Tensor:
     """Rows first, first + 1, ... of the whole sequence x, by the expanded form."""
-    shape, weights = layer.shape, layer.weights
+    shape, weights = shape_of(name), weights_of(name)
     q, latent, k_pe = torch.split(
         x @ weights.qkv_a_HX, [weights.qkv_a_HX.shape[1] - shape.row_dim, shape.kv_lora_rank, shape.qk_rope_head_dim], 1
     )
@@ -112,13 +119,13 @@ def test_the_absorbed_form_equals_the_expanded_one(name: str, sizes: list[int], 
     layer, x = layer_of(name, kernels), randn(sum(sizes), HIDDEN, seed=9) * 6
     slab = torch.zeros(25, LAYERS, PAGE, layer.shape.row_dim)
     got = by_chunks(layer, x, sizes, slab)
-    torch.testing.assert_close(got, expanded(layer, x, 0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got, expanded(name, x, 0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_expanded_form_of_a_chunk_is_that_of_the_whole(name: str) -> None:
-    layer, x = layer_of(name), randn(40, HIDDEN, seed=9)
-    torch.testing.assert_close(expanded(layer, x, 29), expanded(layer, x, 0)[29:], rtol=1e-5, atol=1e-5)
+    x = randn(40, HIDDEN, seed=9)
+    torch.testing.assert_close(expanded(name, x, 29), expanded(name, x, 0)[29:], rtol=1e-5, atol=1e-5)
 
 
 def test_a_token_sees_nothing_that_comes_after_it() -> None:

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch
 from engines import build, logits_by_chunks, request, run
+from faults import FAULTS, engine_with
 from oracles import SHAPE, TINY_MOE, load_oracle, oracle_logits, save_tiny, widen
 from tokenizers import Tokenizer
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from pegahpc.engine.loop import Engine
-from pegahpc.mla.shape import LatentShape
-from pegahpc.moe.layer import MoELayer
 
 MAX_REGRET, MAX_MEAN, MAX_P99 = 0.20, 0.06, 0.20
 TEXTS = [
@@ -126,39 +125,11 @@ def test_every_path_gives_the_same_bits(name: str, request: pytest.FixtureReques
         assert torch.equal(logits_by_chunks(engine, case.sequences, chunks)[0], reference)
 
 
-def moe_layers(engine: Engine) -> list[MoELayer]:
-    return [layer.ffn for layer in engine.runner.decoder.layers if isinstance(layer.ffn, MoELayer)]
-
-
-def swap_rope_pairs(engine: Engine) -> None:
-    table = engine.runner._cis_table
-    engine.runner._cis_table = torch.unflatten(table, 1, (-1, 2)).flip(2).flatten(1).contiguous()
-
-
-def ignore_the_router_bias(engine: Engine) -> None:
-    for layer in moe_layers(engine):
-        assert layer.weights.bias_E is not None
-        layer.weights.bias_E.zero_()
-
-
-def negate_expert_five(engine: Engine) -> None:
-    for layer in moe_layers(engine):
-        layer.weights.down_EIH[5].neg_()
-
-
-def move_the_scale_by_two_percent(engine: Engine) -> None:
-    for layer in engine.runner.decoder.layers:
-        shape = vars(layer.attention.shape)
-        layer.attention.shape = LatentShape(**(shape | {"softmax_scale": shape["softmax_scale"] * 1.02}))
-
-
-CONTROLS = [swap_rope_pairs, ignore_the_router_bias, negate_expert_five, move_the_scale_by_two_percent]
-
-
-@pytest.mark.parametrize("fault", CONTROLS)
-def test_a_fault_leaves_the_gate_on_the_shipped_model(fault: Callable[[Engine], None], shipped: Case) -> None:
-    engine = shipped.engine()
-    fault(engine)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_leaves_the_gate_on_the_shipped_model(
+    fault: Callable[[Any], None], shipped: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with(fault, shipped.engine, monkeypatch)
     moved = Distance.between(logits_by_chunks(engine, shipped.sequences, CHUNKS), shipped.wanted)
     print(f"{fault.__name__}: {moved}, p99 limit {shipped.max_p99:.2f}")
     assert not moved.is_inside(shipped.max_p99)

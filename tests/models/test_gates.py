@@ -5,17 +5,17 @@ Every negative control must move the logits by ten times that limit; `-rA` shows
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engines import build, logits_by_chunks
+from faults import FAULTS, engine_with, ignore_the_router_bias
 from oracles import TINY, TINY_MOE, load_oracle, oracle_logits, save_tiny
 
 from pegahpc.engine.loop import Engine
-from pegahpc.kernels.selected import Kernels
-from pegahpc.mla.shape import LatentShape
-from pegahpc.models.decoder import Decoder
-from pegahpc.moe.layer import MoELayer
+from pegahpc.kernels.selected import REFERENCE
+from pegahpc.models.lines import probe, read_config
 
 LIMIT = 2e-4
 NAMES = [*TINY, "tiny-moe"]
@@ -83,7 +83,7 @@ def test_every_path_gives_the_same_bits(engine: Engine) -> None:
         assert torch.equal(logits_by_chunks(engine, SEQUENCES, chunks)[0], reference)
 
 
-TILES = [f"engine.backends.{op}=torch" for op in Kernels.__dataclass_fields__]
+TILES = [f"engine.backends.{op}={backend}" for op, backend in REFERENCE.items()]
 EVEN = [override.replace("torch", "even") if "matmul" in override or "grouped" in override else override
         for override in TILES]  # fmt: skip
 
@@ -99,46 +99,17 @@ def test_the_torch_backends_are_inside_the_gate_and_row_invariant_too(
         assert torch.equal(logits_by_chunks(engine, SEQUENCES, chunks)[0], reference)
 
 
-def moe_layers(decoder: Decoder) -> list[MoELayer]:
-    return [layer.ffn for layer in decoder.layers if isinstance(layer.ffn, MoELayer)]
-
-
-def swap_rope_pairs(engine: Engine) -> None:
-    table = engine.runner._cis_table
-    engine.runner._cis_table = table.view(table.shape[0], -1, 2).flip(1).flatten(1).contiguous()
-
-
-def ignore_the_router_bias(engine: Engine) -> None:
-    for layer in moe_layers(engine.runner.decoder):
-        assert layer.weights.bias_E is not None
-        layer.weights.bias_E.zero_()
-
-
-def negate_expert_five(engine: Engine) -> None:
-    for layer in moe_layers(engine.runner.decoder):
-        layer.weights.down_EIH[5].neg_()
-
-
-def move_the_scale_by_two_percent(engine: Engine) -> None:
-    for layer in engine.runner.decoder.layers:
-        shape: LatentShape = layer.attention.shape
-        layer.attention.shape = LatentShape(**{**vars(shape), "softmax_scale": shape.softmax_scale * 1.02})
-
-
-CONTROLS = [swap_rope_pairs, ignore_the_router_bias, negate_expert_five, move_the_scale_by_two_percent]
-
-
-@pytest.mark.parametrize("fault", CONTROLS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_moves_the_logits_by_ten_times_the_limit(
     checkpoint: Path,
     wanted: list[torch.Tensor],
-    fault: Callable[[Engine], None],
+    fault: Callable[[Any], None],
     record_property: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = new_engine(checkpoint)
-    if fault is ignore_the_router_bias and moe_layers(engine.runner.decoder)[0].weights.bias_E is None:
-        return  # V2 has no bias to ignore
-    fault(engine)
+    if fault is ignore_the_router_bias and probe(read_config(checkpoint)).line == "deepseek_v2":
+        return  # it has no bias to ignore
+    engine = engine_with(fault, lambda: new_engine(checkpoint), monkeypatch)
     moved = distance(logits_by_chunks(engine, SEQUENCES[:1], [64])[0], wanted[0])
     print(f"{checkpoint.name}: {fault.__name__} moved the logits by {moved:.4f} of their range")
     record_property("moved", moved)

@@ -1,9 +1,11 @@
 """The fabric between real slabs and doorbells: ranks are threads here, processes in tests/engine."""
 
 import os
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,7 +15,6 @@ import torch
 from pegahpc.kernels import native
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING
 from pegahpc.moe.dispatch_fabric import DispatchTimeout, FabricDispatcher
-from pegahpc.moe.dispatch_fabric_native import NativeFabricDispatcher
 from pegahpc.moe.fabric import HELLO_BYTES, FabricPort, SlabShape, fetch
 
 T = TypeVar("T")
@@ -21,12 +22,7 @@ WORLD_SIZE, NUM_EXPERTS, HIDDEN, TOPK = 3, 6, 5, 2
 SHAPE = SlabShape(
     world_size=WORLD_SIZE, num_local_experts=NUM_EXPERTS // WORLD_SIZE, max_pairs=40, hidden=HIDDEN, dtype=torch.float32
 )
-PYTHON, NATIVE = FabricDispatcher, NativeFabricDispatcher
-Kind = type[FabricDispatcher]
-WORLDS = [
-    pytest.param(kinds, id=name, marks=[] if name == "python" or native.library() else pytest.mark.skip("no compiler"))
-    for name, kinds in {"python": [PYTHON] * 3, "native": [NATIVE] * 3, "mixed": [PYTHON, NATIVE, NATIVE]}.items()
-]
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C compiler")
 
 
 def on_all_ranks(run: Callable[[int], T]) -> list[T]:
@@ -34,15 +30,15 @@ def on_all_ranks(run: Callable[[int], T]) -> list[T]:
         return list(pool.map(run, range(WORLD_SIZE), timeout=60))
 
 
-def connect(kinds: list[Kind], timeout_s: float = 20.0) -> list[FabricDispatcher]:
+def connect(timeout_s: float = 20.0) -> list[FabricDispatcher]:
     ports = [FabricPort(rank, SHAPE) for rank in range(WORLD_SIZE)]
     addresses = [port.address for port in ports]
-    return on_all_ranks(lambda rank: kinds[rank].connect(ports[rank], addresses, timeout_s=timeout_s))
+    return on_all_ranks(lambda rank: FabricDispatcher.connect(ports[rank], addresses, timeout_s=timeout_s))
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Iterator[list[FabricDispatcher]]:
-    yield connect(request.param)
+def ranks() -> list[FabricDispatcher]:
+    return connect()
 
 
 def expert(rows: torch.Tensor, expert_id: int) -> torch.Tensor:
@@ -66,7 +62,6 @@ def wanted(x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
 @pytest.mark.parametrize("rows", [(0, 0, 0), (1, 0, 0), (7, 3, 20), (20, 20, 20)])
 def test_every_output_comes_home_whatever_each_rank_sends(ranks: list[FabricDispatcher], rows: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -87,7 +82,6 @@ def test_every_output_comes_home_whatever_each_rank_sends(ranks: list[FabricDisp
     assert [rank.num_exchanges for rank in ranks] == [10] * WORLD_SIZE
 
 
-@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
 def test_all_rows_to_one_expert_fill_its_window_and_no_more(ranks: list[FabricDispatcher]) -> None:
     x = torch.arange(20.0 * HIDDEN).view(20, HIDDEN)
     idx = torch.tensor([[4, 5]]).expand(20, 2)
@@ -96,7 +90,6 @@ def test_all_rows_to_one_expert_fill_its_window_and_no_more(ranks: list[FabricDi
         assert torch.equal(y, wanted(x + rank, idx))
 
 
-@pytest.mark.parametrize("ranks", WORLDS, indirect=True)
 def test_the_words_of_all_ranks_are_seen_by_all(ranks: list[FabricDispatcher]) -> None:
     none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
 
@@ -116,11 +109,8 @@ def test_the_words_of_all_ranks_are_seen_by_all(ranks: list[FabricDispatcher]) -
     assert step([STOPPING, STOPPING | HAS_WORK, STOPPING]) == [(True, True)] * 3
 
 
-@pytest.mark.parametrize("kind", [PYTHON, NATIVE])
-def test_a_peer_that_does_not_come_is_named_within_the_bound(kind: Kind) -> None:
-    if kind is NATIVE and native.library() is None:
-        pytest.skip("needs a C compiler")
-    ranks = connect([kind] * 3, timeout_s=0.3)
+def test_a_peer_that_does_not_come_is_named_within_the_bound() -> None:
+    ranks = connect(timeout_s=0.3)
     none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
     with ThreadPoolExecutor(2) as pool:  # rank 2 stays away
         results = [pool.submit(serve, ranks[rank], *none) for rank in (0, 1)]
@@ -128,6 +118,32 @@ def test_a_peer_that_does_not_come_is_named_within_the_bound(kind: Kind) -> None
             with pytest.raises(DispatchTimeout, match=r"rank 2 did not come to exchange 0 within 0\.3 s"):
                 result.result(timeout=20)
     assert ranks[0].waiting_for == "rank 2"
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["it came before", "it comes later"])
+def test_a_rank_that_rests_is_woken_by_the_first_peer_that_begins_a_step(is_early: bool) -> None:
+    ranks = connect()
+    none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
+    for _ in range(3):  # of both parities, and more than once
+        with ThreadPoolExecutor(2) as pool:
+            if not is_early:
+                (bell,) = ranks[0].doorbells()
+                assert not rings(bell, 0.05)
+            first = pool.submit(serve, ranks[1], *none)
+            if is_early:
+                time.sleep(0.05)
+                (bell,) = ranks[0].doorbells()
+            assert rings(bell, 5.0)
+            others = [pool.submit(serve, ranks[2], *none)]
+            serve(ranks[0], *none)
+            for result in (first, *others):
+                result.result(timeout=20)
+        assert not rings(ranks[0].doorbells()[0], 0.0)  # nobody has begun another step
+        ranks[0].begin_step(0)
+
+
+def rings(bell_fd: int, timeout_s: float) -> bool:
+    return bool(select.select([bell_fd], [], [], timeout_s)[0])
 
 
 def test_a_stranger_gets_no_descriptor_and_the_peers_still_do() -> None:
@@ -143,7 +159,7 @@ def test_a_stranger_gets_no_descriptor_and_the_peers_still_do() -> None:
             assert (data, fds) == (b"", [])
     assert len(token) == 32
     peer = fetch(port.address, own_rank=1, shape=SHAPE, timeout_s=5)
-    assert len(peer.windows) == WORLD_SIZE
+    assert peer.slab.outputs(WORLD_SIZE - 1) + SHAPE.rows_bytes == peer.slab.door + SHAPE.slab_bytes
 
 
 def test_an_address_of_another_host_is_found_out_within_the_bound() -> None:
@@ -154,7 +170,7 @@ def test_an_address_of_another_host_is_found_out_within_the_bound() -> None:
 def test_nothing_of_a_fabric_has_a_path_and_its_port_closes_by_itself() -> None:
     before = set(os.listdir("/dev/shm"))
     num_threads = threading.active_count()
-    connect([PYTHON] * 3)
+    connect()
     assert set(os.listdir("/dev/shm")) == before
     deadline = threading.Event()
     for _ in range(100):

@@ -16,7 +16,6 @@ from pegahpc.engine.build import build_engine
 from pegahpc.moe.collectives_torch import TorchCollectives
 from pegahpc.moe.dispatch_collective import CollectiveDispatcher
 from pegahpc.moe.dispatch_fabric import FabricDispatcher
-from pegahpc.moe.dispatch_fabric_native import NativeFabricDispatcher
 from pegahpc.moe.fabric import FabricPort, SlabShape
 from pegahpc.wire.messages import Request, Sampling, StepOutputs, decode_outputs, encode
 
@@ -59,8 +58,7 @@ def connect(job: dict[str, Any], kind: str) -> CollectiveDispatcher | FabricDisp
                       hidden=job["hidden"], dtype=torch.float32)  # fmt: skip
     port = FabricPort(rank, shape)
     print(json.dumps(port.address), flush=True)
-    kinds = {"fabric": NativeFabricDispatcher, "fabric-python": FabricDispatcher}
-    return kinds[kind].connect(port, json.loads(sys.stdin.readline()), timeout_s=60)
+    return FabricDispatcher.connect(port, json.loads(sys.stdin.readline()), timeout_s=60)
 
 
 def read_job() -> dict[str, Any]:

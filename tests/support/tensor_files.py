@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from pegahpc.checkpoint.load import Placement, load_decoder
 from pegahpc.kernels.registry import Place
-from pegahpc.kernels.selected import select_kernels
+from pegahpc.kernels.selected import MADE, select_kernels
 from pegahpc.models.decoder import Decoder
 from pegahpc.models.lines import probe, read_config
 from pegahpc.models.spec import ModelSpec
@@ -87,6 +87,10 @@ def spec_of(folder: Path) -> ModelSpec:
     return probe(read_config(folder))
 
 
+class Made(dict[str, Any]):
+    """An op in place of a made one: only holds the weights that it was given."""
+
+
 def load(
     folder: Path,
     dispatcher: Dispatcher | None = None,
@@ -94,12 +98,12 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """The decoder of a rank, all experts by default."""
+    """The decoder of a rank, all experts by default; not to be run, but to be looked into by `weights_of`."""
     cpu = torch.device("cpu")
     placement = Placement(
         device=cpu,
         dtype=dtype,
-        kernels=select_kernels(Place(device=cpu, dtype=dtype, row_invariant=True), {}),
+        kernels=replace(select_kernels(Place(device=cpu, dtype=dtype), {}), **dict.fromkeys(MADE, Made)),
         dispatcher=dispatcher or LocalDispatcher(8),
     )
     shares: list[float] = [] if progress is None else progress
@@ -108,10 +112,12 @@ def load(
 
 def weights_of(decoder: Decoder) -> dict[str, torch.Tensor]:
     """Every tensor that a decoder holds, by where it stands."""
-    found = {"embed": decoder.embed_VH, "final_norm": decoder.final_norm_H, "head": decoder.head_HV}
+    found = {"embed": decoder.embed_VH, "final_norm": decoder.final_norm_H, "head": decoder._head["w_IO"]}
     for number, layer in enumerate(decoder.layers):
         found[f"{number}.input_norm"] = layer.input_norm_H
         found[f"{number}.post_attention_norm"] = layer.post_attention_norm_H
-        for part, weights in (("attention", layer.attention.weights), ("ffn", layer.ffn.weights)):  # type: ignore[attr-defined]
-            found |= {f"{number}.{part}.{name}": w for name, w in vars(weights).items() if w is not None}
+        for part, owner in (("attention", layer.attention), ("ffn", layer.ffn)):
+            for op in vars(owner).values():
+                weights = op.items() if isinstance(op, Made) else ()
+                found |= {f"{number}.{part}.{name}": w for name, w in weights if isinstance(w, torch.Tensor)}
     return found

@@ -11,14 +11,11 @@ from engines import CLIENT, context, request, resolved
 
 from pegahpc.engine.build import build_engine, slab_shape
 from pegahpc.engine.loop import Engine
-from pegahpc.kernels import native
 from pegahpc.moe.dispatch_fabric import FabricDispatcher
-from pegahpc.moe.dispatch_fabric_native import NativeFabricDispatcher
 from pegahpc.moe.fabric import FabricPort
 from pegahpc.wire.messages import Abort, Sampling, Terminal, decode_outputs, encode
 
 Kind = type[FabricDispatcher]
-BEST: Kind = NativeFabricDispatcher if native.library() is not None else FabricDispatcher
 
 
 def thread_world(folder: Path, *overrides: str, kinds: list[Kind], timeout_s: float = 30.0) -> list[Engine]:

@@ -1,0 +1,55 @@
+"""Faults that a gate must see: in the engine, or in the weights before they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pegahpc.checkpoint import load
+from pegahpc.engine.loop import Engine
+from pegahpc.mla.shape import LatentShape
+from pegahpc.moe.layer import MoEWeights
+
+
+def swap_rope_pairs(engine: Engine) -> None:
+    table = engine.runner._cis_table
+    engine.runner._cis_table = torch.unflatten(table, 1, (-1, 2)).flip(2).flatten(1).contiguous()
+
+
+def move_the_scale_by_two_percent(engine: Engine) -> None:
+    for layer in engine.runner.decoder.layers:
+        shape = vars(layer.attention.shape)
+        layer.attention.shape = LatentShape(**(shape | {"softmax_scale": shape["softmax_scale"] * 1.02}))
+
+
+def ignore_the_router_bias(weights: MoEWeights) -> None:
+    if weights.bias_E is not None:
+        weights.bias_E.zero_()
+
+
+def negate_expert_five(weights: MoEWeights) -> None:
+    weights.down_EIH[5].neg_()
+
+
+ENGINE_FAULTS: list[Callable[[Engine], None]] = [swap_rope_pairs, move_the_scale_by_two_percent]
+WEIGHT_FAULTS: list[Callable[[MoEWeights], None]] = [ignore_the_router_bias, negate_expert_five]
+FAULTS: list[Callable[[Any], None]] = [*ENGINE_FAULTS, *WEIGHT_FAULTS]
+
+
+def engine_with(fault: Callable[[Any], None], build: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The engine that `build` makes, with this fault in it."""
+
+    def broken(**tensors: Any) -> MoEWeights:
+        weights = MoEWeights(**tensors)
+        fault(weights)
+        return weights
+
+    if fault in WEIGHT_FAULTS:
+        monkeypatch.setattr(load, "MoEWeights", broken)
+    engine = build()
+    if fault in ENGINE_FAULTS:
+        fault(engine)
+    return engine
