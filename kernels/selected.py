@@ -18,6 +18,7 @@ import pegahpc.kernels.matmul_rows
 import pegahpc.kernels.moe_layer
 import pegahpc.kernels.native_layers
 import pegahpc.kernels.native_ops
+import pegahpc.kernels.packed_experts
 import pegahpc.kernels.rms_norm
 import pegahpc.kernels.route_tokens
 import pegahpc.kernels.swiglu  # noqa: F401
@@ -31,6 +32,7 @@ class PlainOps:
     """One function an op; the signatures stand in the modules of that name."""
 
     grouped_swiglu: Kernel
+    grouped_swiglu_packed: Kernel
     latent_attention: Kernel
     latent_rows: Kernel
     matmul_heads: Kernel

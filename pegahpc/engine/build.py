@@ -20,6 +20,7 @@ from pegahpc.kernels.registry import Place
 from pegahpc.kernels.selected import Kernels, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.lines import probe, read_config
+from pegahpc.models.served import refuse_unserved
 from pegahpc.models.spec import ModelSpec, MoEFFN
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.moe.fabric import SlabShape
@@ -52,10 +53,18 @@ def build_engine(
     if engine_config.num_threads is not None:
         torch.set_num_threads(engine_config.num_threads)
     spec = probe(read_config(Path(fleet.model.path)))
+    refuse_unserved(spec)
+    assert spec.rope is not None  # or it would have been refused
     vocabulary = read_vocabulary(Path(fleet.model.path), spec.vocab_size)
     device, dtype = torch.device(ctx.device), DTYPES[engine_config.dtype]
     kernels = _kernels(fleet, spec, device, dtype)
-    placement = Placement(device=device, dtype=dtype, kernels=kernels, dispatcher=dispatcher)
+    placement = Placement(
+        device=device,
+        dtype=dtype,
+        kernels=kernels,
+        dispatcher=dispatcher,
+        packed_experts=engine_config.packed_experts,
+    )
     decoder = load_decoder(Path(fleet.model.path), spec, placement, lambda done: progress("load", done))
     num_pages = engine_config.cache_tokens // engine_config.page_tokens + 1
     slab = torch.zeros(
@@ -110,7 +119,11 @@ def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: t
     backends = asdict(fleet.engine.backends)
     if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
         log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
-        tiles = {op: "torch" for op in ("matmul_rows", "matmul_heads", "grouped_swiglu") if backends[op] == "auto"}
+        tiles = {
+            op: "torch"
+            for op in ("matmul_rows", "matmul_heads", "grouped_swiglu", "grouped_swiglu_packed")
+            if backends[op] == "auto"
+        }
         backends |= tiles
     place = Place(device=device, dtype=dtype, row_invariant=row_invariant, num_threads=fleet.engine.num_threads or 1)
     try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from tensor_files import Checkpoint, ShareOfExperts, load, weights_of
 
-from pegahpc.checkpoint import load as load_module
+from pegahpc.checkpoint import intake
 from pegahpc.checkpoint.files import CheckpointError
-from pegahpc.checkpoint.load import TensorReader
+from pegahpc.checkpoint.reading import Job, read_all
 
 LAYER = "model.layers.1."
 
@@ -25,13 +26,15 @@ def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the tensors that are read, in order."""
     names: list[str] = []
-    get = TensorReader.get
 
-    def spy(self: TensorReader, name: str, *, experts: range | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:  # fmt: skip  # noqa: E501
-        names.append(name if experts is None else f"{name}[{experts.start}:{experts.stop}]")
-        return get(self, name, experts=experts, dtype=dtype)
+    def spy(jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
+        for source in (source for job in jobs for source in job.sources):
+            is_whole = source.num_rows == source.info.shape[0]
+            part = "" if is_whole else f"[{source.first_row}:{source.first_row + source.num_rows}]"
+            names.append(source.name + part)
+        read_all(jobs, progress)
 
-    monkeypatch.setattr(TensorReader, "get", spy)
+    monkeypatch.setattr(intake, "read_all", spy)
     return names
 
 
@@ -129,6 +132,6 @@ def test_old_rotary_buffers_are_left_alone(checkpoint: Checkpoint) -> None:
 
 def test_nothing_is_read_before_the_check(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     del checkpoint.tensors["model.norm.weight"]
-    monkeypatch.setattr(load_module, "TensorReader", lambda *args: pytest.fail("a file was opened for its weights"))
+    monkeypatch.setattr(intake, "read_all", lambda *args: pytest.fail("a file was opened for its weights"))
     with pytest.raises(CheckpointError):
         load(checkpoint.single())
