@@ -12,8 +12,8 @@ from pegahpc.config import ConfigError, compose_fleet
 from pegahpc.launch.printing import complain, print_json, print_rich, write
 
 if TYPE_CHECKING:
-    from pegahpc.bench.command import Subject
     from pegahpc.bench.options import RunOptions
+    from pegahpc.bench.ready import Subject
     from pegahpc.bench.result import Result
     from pegahpc.bench.served import KnownFleet
 
@@ -320,7 +320,7 @@ def _plot(path: Path, result: Result) -> None:
 
 
 def _engine(overrides: list[str]) -> Subject:
-    from pegahpc.bench.command import InProcess
+    from pegahpc.bench.ready import InProcess
     from pegahpc.plan import resolve
 
     has_topology = any(override.startswith(("topology=", "topology.")) for override in overrides)
@@ -328,7 +328,7 @@ def _engine(overrides: list[str]) -> Subject:
 
 
 def _endpoint(url: str, model: str | None, key_env: str, key_file: Path | None) -> Subject:
-    from pegahpc.bench.command import OverHttp
+    from pegahpc.bench.ready import OverHttp
 
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: {url!r} must begin with http:// or https://")
@@ -342,7 +342,7 @@ def _endpoint(url: str, model: str | None, key_env: str, key_file: Path | None) 
 
 
 def _fleet(home: str | None, name: str | None, model: str | None, *, is_wire: bool) -> Subject:
-    from pegahpc.bench.command import OverHttp, OverWire
+    from pegahpc.bench.ready import OverHttp, OverWire
 
     fleet = _known_fleet(home, name)
     if is_wire:

@@ -34,6 +34,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         asked_sha256: of each repeat, what was asked.
         experts: of each repeat; None where the server does not tell.
+        client_lag_ms: of each repeat, the p99 of how late this client's own event loop was.
         summary: by the figure's name, `ttft_ms.p50` or `requests_per_s`.
         noisy: the figures whose spread is above NOISY_SPREAD.
     """
@@ -44,6 +45,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     asked_sha256: list[str]
     repeats: list[Figures]
     experts: list[ExpertLoad | None]
+    client_lag_ms: list[float]
     summary: dict[str, Summary]
 
 
@@ -53,6 +55,7 @@ def make_cell(
     *,
     asked_sha256: Sequence[str],
     experts: Sequence[ExpertLoad | None],
+    client_lag_ms: Sequence[float],
     max_failures: float,
 ) -> Cell:
     """Judge one point. `max_failures` is the share of requests that may fail in each repeat."""
@@ -65,6 +68,7 @@ def make_cell(
         asked_sha256=list(asked_sha256),
         repeats=list(repeats),
         experts=list(experts),
+        client_lag_ms=list(client_lag_ms),
         summary=summary,
     )
 

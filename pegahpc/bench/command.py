@@ -1,81 +1,33 @@
-"""`pegahpc bench run` from its options to its files: who is asked, how, and what comes of it."""
+"""`pegahpc bench run` from its options to its files."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pegahpc.bench import provenance, served
-from pegahpc.bench.answers import Target
+from pegahpc.bench.claims import headline, no_claim_reasons
 from pegahpc.bench.drive import Terms
-from pegahpc.bench.endpoint import Endpoint, look, probe
-from pegahpc.bench.engine_target import EngineTarget
-from pegahpc.bench.figures import parse_limits
-from pegahpc.bench.http_target import HttpSettings, HttpTarget
+from pegahpc.bench.figures import Limits, parse_limits
 from pegahpc.bench.options import RunOptions, choose_form
-from pegahpc.bench.prompts import Form, Material, TokenMaterial, WordMaterial
+from pegahpc.bench.points import Point
+from pegahpc.bench.prompts import Material, TokenMaterial, WordMaterial
+from pegahpc.bench.ready import OverHttp, Ready, Subject, model_folder, opened
 from pegahpc.bench.records import Record
 from pegahpc.bench.result import Result, raw_bytes, raw_of, write_result
-from pegahpc.bench.run import Course, Watcher, headline, measure, no_claim_reasons
-from pegahpc.bench.served import KnownFleet
+from pegahpc.bench.run import Course, Measurement, Watcher
 from pegahpc.bench.trace import Trace
-from pegahpc.bench.updates import Asking
-from pegahpc.bench.wire_target import WireTarget
 from pegahpc.bench.workload import Workload, WorkloadSpec
 from pegahpc.config import ConfigError
-from pegahpc.gateway.text_files import eos_token_ids
-from pegahpc.gateway.tokenizer import TextCodec
-from pegahpc.plan import Plan
 
-
-@dataclass(frozen=True, kw_only=True)
-class OverHttp:
-    """An endpoint: of a fleet that is known, or anybody's.
-
-    Args:
-        model: which of its models; None: its only one.
-    """
-
-    url: str
-    api_key: str | None
-    model: str | None
-    fleet: KnownFleet | None = None
-
-
-@dataclass(frozen=True)
-class OverWire:
-    """The ranks of a fleet, without its gateway."""
-
-    fleet: KnownFleet
-
-
-@dataclass(frozen=True)
-class InProcess:
-    """An engine that is built here."""
-
-    plan: Plan
-
-
-Subject = OverHttp | OverWire | InProcess
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready:
-    """A target that answers, and all that is known of it.
-
-    Args:
-        honoured: fields beyond OpenAI's that the endpoint was found to honour.
-    """
-
-    target: Target
-    server: dict[str, Any]
-    num_devices: int | None
-    max_model_len: int | None
-    honoured: list[str]
+HOW_TO_KNOW = {
+    "code": "the fleet runs other code than this checkout, or neither a git commit nor a wheel tells which",
+    "config": "the fleet's record has no configuration; start it anew",
+    "model": "the checkpoint cannot be read from here",
+    "hardware": "the fleet is on another host",
+}
 
 
 def run(options: RunOptions, subject: Subject, watcher: Watcher) -> tuple[Path, Result]:
@@ -92,74 +44,43 @@ def run(options: RunOptions, subject: Subject, watcher: Watcher) -> tuple[Path, 
 
 
 async def _measure(options: RunOptions, subject: Subject, watcher: Watcher, path: Path) -> tuple[Result, list[Record]]:
-    labels, limits, points, trace = (
-        options.label_values(),
-        parse_limits(options.slo),
-        options.points(),
-        options.read_trace(),
-    )
-    folder = model_folder(subject)
+    trace, folder, labels = options.read_trace(), model_folder(subject), options.label_values()
+    points, limits = options.points(), parse_limits(options.slo)  # all that may be refused comes before the target
     model = served.model_spec(folder)
-    is_dense = model is not None and not model.num_experts
+    is_dense = model is not None and not model.num_experts  # identical prompts change nothing for it
     spec = options.workload(trace, allows_twins=options.allow_identical_prompts or is_dense)
-    material = _material(options, subject, trace, folder)
+    material = _material(options, trace, folder, is_http=isinstance(subject, OverHttp))
     workload = Workload(spec, material)
-    terms = Terms(
-        timeout_s=options.timeout_s,
-        has_exact_length=not options.stop_at_eos,
-        think_s=options.think_s,
-        seed=options.seed,
-    )
-    async with _ready(options, subject, material) as ready:
-        server = served.with_labels(ready.server, labels)
-        missing = provenance.missing(server)
-        if missing and ready.server["kind"] != "endpoint":
-            raise _refusal(missing)
-        course = Course(
-            points=points,
-            num_repeats=options.repeats,
-            num_warmup=options.warmup,
-            terms=terms,
-            limits=limits,
-            num_devices=ready.num_devices,
-            max_model_len=ready.max_model_len,
-            max_failures=options.max_failures,
-        )
+    async with opened(options, subject, material) as ready:
+        server = served.with_labels(ready.server, labels) | {"honoured": ready.honoured}
+        _refuse_unknown(server)
         client = provenance.client(provenance.own_command())
-        cells, records = await measure(ready.target, workload, course, watcher)
-    code = server["code"] if isinstance(server["code"], dict) else client["code"]
+        course = _course(options, ready, points, limits)
+        cells, records = await Measurement(ready.target, workload, course, watcher).run()
     num_twins = 0 if is_dense else workload.num_twins
-    no_claim = no_claim_reasons(cells, num_twins=num_twins, missing=missing, code=code)
+    no_claim = no_claim_reasons(cells, num_identical_prompts=num_twins, client=client, server=server)
     result = Result(
         headline=headline(cells, no_claim),
         no_claim=no_claim,
         client=client,
-        server={**server, "honoured": ready.honoured},
+        server=server,
         labels=labels,
         workload=_document(options, spec, material),
+        num_identical_prompts=num_twins,
         slo=options.slo,
-        num_devices=ready.num_devices,
+        max_failures=options.max_failures,
+        num_devices=course.num_devices,
         cells=cells,
         raw=raw_of(path, raw_bytes(records), len(records)),
     )
     return result, records
 
 
-def model_folder(subject: Subject) -> Path:
-    """Where the checkpoint is, as far as that is known; else a folder that is none."""
-    if isinstance(subject, InProcess):
-        return Path(subject.plan.fleet.model.path)
-    return subject.fleet.model_folder if subject.fleet is not None else Path("/nowhere")
-
-
-def _material(options: RunOptions, subject: Subject, trace: Trace | None, folder: Path) -> Material:
+def _material(options: RunOptions, trace: Trace | None, folder: Path, *, is_http: bool) -> Material:
     known = TokenMaterial(options.vocab_size) if options.vocab_size else served.vocabulary(folder)
+    knows_vocabulary = known is not None
     form = choose_form(
-        options.prompts,
-        trace=trace,
-        num_turns=options.turns,
-        knows_vocabulary=known is not None,
-        is_http=isinstance(subject, OverHttp),
+        options.prompts, trace=trace, num_turns=options.turns, knows_vocabulary=knows_vocabulary, is_http=is_http
     )
     if form != "tokens":
         return WordMaterial(form)
@@ -168,98 +89,32 @@ def _material(options: RunOptions, subject: Subject, trace: Trace | None, folder
     return known or TokenMaterial(2)
 
 
-@asynccontextmanager
-async def _ready(options: RunOptions, subject: Subject, material: Material) -> AsyncIterator[Ready]:
-    """The target, open; closed on leaving."""
-    if isinstance(subject, OverHttp):
-        async with HttpTarget(_settings(options, subject, material.form)) as http:
-            yield await _ready_endpoint(options, subject, material, http)
-        return
-    folder = model_folder(subject)
-    stop_ids = eos_token_ids(folder, TextCodec(folder)) if options.stop_at_eos else ()
-    asking = Asking(options.temperature, stop_ids)
-    if isinstance(subject, InProcess):
-        async with EngineTarget(subject.plan, asking=asking, stall_s=options.stall_s) as engine:
-            num_devices = _all_devices(options, 1)
-            limit = subject.plan.fleet.model.max_model_len
-            server = await asyncio.to_thread(served.of_engine, subject.plan)
-            yield Ready(
-                target=engine, server=server, num_devices=num_devices, max_model_len=limit, honoured=["ignore_eos"]
-            )
-        return
-    fleet = subject.fleet
-    async with WireTarget(
-        fleet.endpoints,
-        fleet.secret,
-        asking=asking,
-        model_folder=folder,
-        page_tokens=fleet.config["engine"]["page_tokens"],
-        stall_s=options.stall_s,
-    ) as wire:
-        yield Ready(
-            target=wire,
-            server=await asyncio.to_thread(served.of_fleet, fleet, kind="wire"),
-            num_devices=_all_devices(options, len(fleet.devices)),
-            max_model_len=fleet.max_model_len,
-            honoured=["ignore_eos"],
-        )
+def _refuse_unknown(server: dict[str, Any]) -> None:
+    """What is ours must be known; of an endpoint that is not, a result without a claim may be written."""
+    missing = provenance.missing(server)
+    if missing and server["kind"] != "endpoint":
+        said = "; ".join(f"{name} ({HOW_TO_KNOW[name]})" for name in missing)
+        example = f"--label {missing[0]}=..."
+        raise ConfigError(f"--label: numbers without provenance are refused. Missing: {said}. Say {example}")
 
 
-async def _ready_endpoint(options: RunOptions, subject: OverHttp, material: Material, http: HttpTarget) -> Ready:
-    endpoint = await look(http, subject.model)
-    http.settings = replace(http.settings, model=endpoint.card.id)
-    http.settings = await probe(http, material, seed=options.seed)
-    fleet = subject.fleet
-    counted = len(fleet.devices) if fleet else endpoint.num_ranks
-    return Ready(
-        target=http,
-        server=await asyncio.to_thread(_server, fleet, endpoint, subject.url),
-        num_devices=_all_devices(options, counted),
-        max_model_len=endpoint.card.max_model_len,
-        honoured=_honoured(http.settings),
+def _course(options: RunOptions, ready: Ready, points: Sequence[Point], limits: Limits | None) -> Course:
+    terms = Terms(
+        timeout_s=options.timeout_s,
+        has_exact_length=not options.stop_at_eos,
+        think_s=options.think_s,
+        seed=options.seed,
+        opening_tokens=ready.opening_tokens,
     )
-
-
-def _server(fleet: KnownFleet | None, endpoint: Endpoint, url: str) -> dict[str, Any]:
-    return served.of_fleet(fleet, kind="fleet") if fleet else served.of_endpoint(endpoint, url)
-
-
-def _settings(options: RunOptions, subject: OverHttp, form: Form) -> HttpSettings:
-    is_exact = not options.stop_at_eos
-    return HttpSettings(
-        url=subject.url.rstrip("/"),
-        api_key=subject.api_key,
-        model=subject.model or "",
-        form=form,
-        temperature=options.temperature,
-        stall_s=options.stall_s,
-        extras={"ignore_eos": True} if is_exact else {},
-        stream_extras={"continuous_usage_stats": True},
-        sends_min_tokens=is_exact,
-    )
-
-
-def _honoured(settings: HttpSettings) -> list[str]:
-    return [*settings.extras, *settings.stream_extras, *(["min_tokens"] if settings.sends_min_tokens else [])]
-
-
-def _all_devices(options: RunOptions, counted: int | None) -> int | None:
-    """Every device of the fleet counts; fewer would make figures a device too good."""
-    if counted is not None and options.num_gpus not in (None, counted):
-        raise ConfigError(f"--num-gpus: {options.num_gpus} is not the {counted} ranks that serve; all of them count")
-    return counted or options.num_gpus
-
-
-def _refusal(missing: list[str]) -> ConfigError:
-    hints = {
-        "code": "the fleet runs other code than this checkout, or neither a git commit nor a wheel tells which",
-        "config": "the fleet's record has no configuration; start it anew",
-        "model": "the checkpoint cannot be read from here",
-        "hardware": "the fleet is on another host",
-    }
-    said = "; ".join(f"{name} ({hints[name]})" for name in missing)
-    return ConfigError(
-        f"--label: numbers without provenance are refused. Missing: {said}. Say --label {missing[0]}=..."
+    return Course(
+        points=points,
+        num_repeats=options.repeats,
+        num_warmup=options.warmup,
+        terms=terms,
+        limits=limits,
+        num_devices=ready.num_devices,
+        max_model_len=ready.max_model_len,
+        max_failures=options.max_failures,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pegahpc.bench.answers import Answer, Ask, Messages, Target
 from pegahpc.bench.points import Closed, Point
@@ -25,12 +26,14 @@ class Terms:
     Args:
         timeout_s: absolute bound of one request, from when it is sent.
         has_exact_length: whether an answer that is shorter than asked is a failure.
+        opening_tokens: that all prompts may begin with, besides what the workload shares (a chat template's).
     """
 
     timeout_s: float
     has_exact_length: bool
     think_s: float
     seed: int
+    opening_tokens: int = 0
 
 
 class Driver:
@@ -70,22 +73,25 @@ class Driver:
             await self._converse(queue.pop(), None)
 
     async def _converse(self, conversation: Conversation, due_s: float | None) -> None:
-        """All turns; `due_s` is when the first one should be sent, None: now."""
+        """All turns; `due_s` is when the first one should be sent, None: now. After a failure none is sent."""
         history = History(self._target.form)
+        reusable = conversation.reusable_tokens
+        if reusable is not None:
+            reusable += self._terms.opening_tokens
         is_broken = False
         for number, turn in enumerate(conversation.turns):
+            place = {"conversation": conversation.idx, "turn": number, "asked_tokens": turn.output_tokens}
             if is_broken:
-                self._keep(self._unsent(conversation, number))
+                now_s = time.monotonic()
+                self._keep(now_s, now_s, now_s, **place, failure=NOT_SENT, detail="an earlier turn failed")
                 continue
             if number:
-                due_s = time.monotonic() + self._terms.think_s
+                due_s, reusable = time.monotonic() + self._terms.think_s, history.num_tokens
                 await _sleep_until(due_s)
             ask = self._ask(history, conversation, turn)
-            reusable = history.length if number else conversation.reusable_tokens
-            record, answer = await self._measure(ask, (conversation.idx, number), due_s=due_s, reusable=reusable)
-            self._keep(record)
-            is_broken = record.failure is not None
+            answer = await self._measure(ask, due_s=due_s, reusable_tokens=reusable, **place)
             history.add(turn, answer)
+            is_broken = answer.failure is not None
 
     def _ask(self, history: History, conversation: Conversation, turn: Turn) -> Ask:
         name = f"bench-{self._terms.seed}-{self._point.key}-{self._repeat}-{conversation.idx}"
@@ -96,9 +102,8 @@ class Driver:
             seed=self._terms.seed + conversation.idx,
         )
 
-    async def _measure(
-        self, ask: Ask, where: tuple[int, int], *, due_s: float | None, reusable: int | None
-    ) -> tuple[Record, Answer]:
+    async def _measure(self, ask: Ask, *, due_s: float | None, **place: Any) -> Answer:
+        """One request, sent now; its record is kept, and `failure` of its answer says why it does not count."""
         answer, sent_s = Answer(), time.monotonic()
         try:
             async with asyncio.timeout(self._terms.timeout_s):
@@ -106,46 +111,35 @@ class Driver:
         except TimeoutError:
             answer.fail(TIMED_OUT, f"not done within {self._terms.timeout_s:g} s")
         ended_s = answer.ended_s or time.monotonic()
-        fault = failure_of(ask, answer, has_exact_length=self._terms.has_exact_length)
+        if (fault := failure_of(ask, answer, has_exact_length=self._terms.has_exact_length)) is not None:
+            answer.fail(*fault)
+        self._keep(sent_s if due_s is None else due_s, sent_s, ended_s, **place, **self._measured(answer))
+        return answer
+
+    def _measured(self, answer: Answer) -> dict[str, Any]:
         usage = answer.usage
+        reason, detail = answer.failure or (None, "")
+        return {
+            "event_ms": [self._ms(at_s) for at_s in answer.event_s],
+            "event_tokens": answer.event_tokens,
+            "input_tokens": usage.prompt_tokens if usage else 0,
+            "output_tokens": usage.completion_tokens if usage else 0,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "finish_reason": answer.finish_reason,
+            "output_sha256": output_digest(answer),
+            "failure": reason,
+            "detail": detail,
+        }
+
+    def _keep(self, due_s: float, sent_s: float, ended_s: float, **fields: Any) -> None:
         record = Record(
             point=self._point.key,
             repeat=self._repeat,
-            conversation=where[0],
-            turn=where[1],
-            due_ms=self._ms(sent_s if due_s is None else due_s),
+            due_ms=self._ms(due_s),
             sent_ms=self._ms(sent_s),
             ended_ms=self._ms(ended_s),
-            event_ms=[self._ms(at_s) for at_s in answer.event_s],
-            event_tokens=answer.event_tokens,
-            asked_tokens=ask.output_tokens,
-            input_tokens=usage.prompt_tokens if usage else 0,
-            output_tokens=usage.completion_tokens if usage else 0,
-            cached_tokens=usage.cached_tokens if usage else None,
-            reusable_tokens=reusable,
-            finish_reason=answer.finish_reason,
-            output_sha256=output_digest(answer),
-            failure=fault[0] if fault else None,
-            detail=fault[1] if fault else "",
+            **fields,
         )
-        return record, answer
-
-    def _unsent(self, conversation: Conversation, number: int) -> Record:
-        now_ms = self._ms(time.monotonic())
-        return Record(
-            point=self._point.key,
-            repeat=self._repeat,
-            conversation=conversation.idx,
-            turn=number,
-            due_ms=now_ms,
-            sent_ms=now_ms,
-            ended_ms=now_ms,
-            asked_tokens=conversation.turns[number].output_tokens,
-            failure=NOT_SENT,
-            detail="an earlier turn failed",
-        )
-
-    def _keep(self, record: Record) -> None:
         self._records.append(record)
         self._on_record(record)
 
@@ -161,11 +155,7 @@ class History:
         self._form = form
         self._said: Prompt = [] if form == "tokens" else ""
         self._messages: Messages = []
-
-    @property
-    def length(self) -> int | None:
-        """Tokens of it; None for texts."""
-        return len(self._said) if isinstance(self._said, list) else None
+        self.num_tokens: int | None = 0  # of it, by the server's count; None: it did not say
 
     def with_turn(self, turn: Turn) -> Prompt | Messages:
         """The whole prompt of the next request."""
@@ -175,6 +165,8 @@ class History:
 
     def add(self, turn: Turn, answer: Answer) -> None:
         """A turn is over."""
+        usage = answer.usage
+        self.num_tokens = usage.prompt_tokens + usage.completion_tokens if usage else None
         if self._form == "tokens":
             assert isinstance(self._said, list) and isinstance(turn.prompt, list)
             self._said = [*self._said, *turn.prompt, *answer.tokens]

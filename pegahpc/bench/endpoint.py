@@ -89,27 +89,29 @@ async def _num_ranks(target: HttpTarget) -> int | None:
         return None
 
 
-async def probe(target: HttpTarget, material: Material, *, seed: int) -> HttpSettings:
-    """One small request, again without what is refused, until it works; the settings that the endpoint honours.
+async def probe(target: HttpTarget, material: Material, *, seed: int) -> int:
+    """One small request, again without what is refused, until it works; the target then has what is honoured.
+
+    Returns the tokens that all prompts may begin with, at most: those of a small text with the chat template around it.
 
     Raises:
         Unusable: it does not work, or the stream lacks what a measurement needs (usage, a finish reason, [DONE]).
         ConfigError: it refuses ignore_eos.
     """
-    settings, detail = target.settings, ""
+    detail = ""
     for _ in range(MAX_ATTEMPTS):
-        target.settings = settings
+        settings = target.settings
         ask, answer = _small(material, seed), Answer()
         await target.ask(ask, answer)
         reason, detail = failure_of(ask, answer, has_exact_length=False) or ("", "")
         if reason in REFUSED and (less := _without_refused(settings, detail)) is not None:
-            settings = less
+            target.settings = less
         elif settings.stream_extras and not _has_counts(answer):
-            settings = replace(settings, stream_extras={})
-        elif reason:
+            target.settings = replace(settings, stream_extras={})
+        elif reason or answer.usage is None:
             raise Unusable(f"{settings.url}: a first request of {PROBE_TOKENS} tokens failed: {reason}: {detail}")
         else:
-            return settings
+            return 0 if material.form == "tokens" else answer.usage.prompt_tokens
     raise Unusable(f"{settings.url}: refuses every form of a first request: {detail}")
 
 

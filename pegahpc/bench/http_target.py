@@ -104,7 +104,8 @@ class HttpTarget:
         headers = {"X-Session-Id": ask.session} if ask.session else {}
         url = settings.url + PATHS[settings.form]
         try:
-            async with self._session.post(url, json=body_of(settings, ask), headers=headers) as response:
+            body = body_of(settings, ask)
+            async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     answer.fail(f"http_{response.status}", (await response.content.read(2000)).decode(errors="replace"))
                     return

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from pegahpc.atomic import write_atomically
-from pegahpc.bench.cells import Cell, flatten
+from pegahpc.bench.cells import Cell, make_cell
+from pegahpc.bench.claims import headline, no_claim_reasons
 from pegahpc.bench.figures import figures, parse_limits
 from pegahpc.bench.records import Record
 from pegahpc.config import ConfigError
@@ -33,7 +34,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         no_claim: why the run supports no claim by itself, whatever it is compared with; empty: it does.
-        client: who measured. server: what was measured. Both as `provenance` has them.
+        client: who measured. server: what was measured. Both as `provenance` and `served` have them.
         workload: what was asked, apart from the points.
     """
 
@@ -45,7 +46,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     server: dict[str, Any]
     labels: dict[str, str]
     workload: dict[str, Any]
+    num_identical_prompts: int
     slo: str | None
+    max_failures: float
     num_devices: int | None
     cells: list[Cell]
     raw: Raw
@@ -103,12 +106,30 @@ def read_raw(path: Path, result: Result) -> list[Record] | None:
 
 
 def follows_from_raw(result: Result, records: Sequence[Record]) -> bool:
-    """Whether every figure of a result can be derived again from its raw requests."""
+    """Whether all that a result says of itself can be derived again: figures, markers, reasons, headline."""
+    if len(records) != result.raw.num_requests:
+        return False
+    cells = [_derived(cell, result, records) for cell in result.cells]
+    no_claim = no_claim_reasons(
+        cells,
+        num_identical_prompts=result.num_identical_prompts,
+        client=result.client,
+        server=result.server,
+    )
+    return cells == result.cells and (no_claim, headline(cells, no_claim)) == (result.no_claim, result.headline)
+
+
+def _derived(cell: Cell, result: Result, records: Sequence[Record]) -> Cell:
     limits = parse_limits(result.slo)
-    for cell in result.cells:
-        for number, said in enumerate(cell.repeats):
-            own = [record for record in records if (record.point, record.repeat) == (cell.key, number)]
-            derived = figures(own, limits=limits, num_devices=result.num_devices)
-            if flatten(derived) != flatten(said) or derived.failures != said.failures:
-                return False
-    return True
+    repeats = []
+    for number in range(len(cell.repeats)):
+        own = [record for record in records if (record.point, record.repeat) == (cell.key, number)]
+        repeats.append(figures(own, limits=limits, num_devices=result.num_devices))
+    return make_cell(
+        cell.key,
+        repeats,
+        asked_sha256=cell.asked_sha256,
+        experts=cell.experts,
+        client_lag_ms=cell.client_lag_ms,
+        max_failures=result.max_failures,
+    )

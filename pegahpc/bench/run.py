@@ -1,13 +1,13 @@
-"""One run: every point, warmed up, with its repeats; judged and put into a result."""
+"""The course of a run: every point warmed up, then measured in its repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pegahpc.bench.answers import Target
 from pegahpc.bench.cells import Cell, make_cell
+from pegahpc.bench.client_lag import watched_client
 from pegahpc.bench.drive import Driver, Terms
 from pegahpc.bench.endpoint import Unusable
 from pegahpc.bench.experts import ExpertLoad, expert_load, read_counts
@@ -48,55 +48,86 @@ class Watcher:
         """One of them has ended."""
 
 
-async def measure(
-    target: Target, workload: Workload, course: Course, watcher: Watcher
-) -> tuple[list[Cell], list[Record]]:
-    """All points, one after the other.
+@dataclass(frozen=True)
+class Repeat:
+    """One repeat of a point, measured."""
 
-    Raises:
-        ConfigError: prompts would be identical, or do not fit the context.
-        Unusable: not one request of a warm-up succeeded.
-    """
-    cells, records = [], []
-    for point in course.points:
-        await _warm_up(target, workload, course, point, watcher)
-        repeats: list[Figures] = []
-        asked: list[str] = []
-        experts: list[ExpertLoad | None] = []
-        for number in range(course.num_repeats):
-            batch = workload.batch(point, number)
-            _check_context(batch, course.max_model_len)
-            watcher.on_batch(f"{point.key}, repeat {number + 1} of {course.num_repeats}", _num_turns(batch))
-            driver = Driver(target, course.terms, point=point, repeat=number, on_record=watcher.on_record)
-            before = read_counts(await target.metrics())
-            own = await driver.run(batch)
-            experts.append(expert_load(before, read_counts(await target.metrics())))
-            repeats.append(figures(own, limits=course.limits, num_devices=course.num_devices))
-            asked.append(batch_sha256(batch))
-            records += own
-        cells.append(
-            make_cell(point.key, repeats, asked_sha256=asked, experts=experts, max_failures=course.max_failures)
+    records: list[Record]
+    figures: Figures
+    asked_sha256: str
+    experts: ExpertLoad | None
+    client_lag_ms: float
+
+
+class Measurement:
+    """Measures a target along a course."""
+
+    def __init__(self, target: Target, workload: Workload, course: Course, watcher: Watcher) -> None:
+        self._target = target
+        self._workload = workload
+        self._course = course
+        self._watcher = watcher
+
+    async def run(self) -> tuple[list[Cell], list[Record]]:
+        """All points, one after the other.
+
+        Raises:
+            ConfigError: prompts would be identical, or do not fit the context.
+            Unusable: not one request of a warm-up succeeded.
+        """
+        cells, records = [], []
+        for point in self._course.points:
+            await self._warm_up(point)
+            repeats = [await self._repeat(point, number) for number in range(self._course.num_repeats)]
+            cells.append(self._cell(point, repeats))
+            records += [record for repeat in repeats for record in repeat.records]
+        return cells, records
+
+    async def _warm_up(self, point: Point) -> None:
+        if not self._course.num_warmup:
+            return
+        batch = self._workload.warmup(point, self._course.num_warmup)
+        _check_context(batch, self._course.max_model_len)
+        self._watcher.on_batch(f"{point.key}, warm-up", len(batch))
+        records = await self._driver(Closed(len(batch)), repeat=-1).run(batch)
+        if all(record.failure is not None for record in records):
+            raise Unusable(f"the warm-up of {point.key} failed: {records[0].failure}: {records[0].detail}")
+
+    async def _repeat(self, point: Point, number: int) -> Repeat:
+        course = self._course
+        batch = self._workload.batch(point, number)
+        _check_context(batch, course.max_model_len)
+        num_requests = sum(len(conversation.turns) for conversation in batch)
+        self._watcher.on_batch(f"{point.key}, repeat {number + 1} of {course.num_repeats}", num_requests)
+        before = read_counts(await self._target.metrics())
+        async with watched_client() as lag:
+            records = await self._driver(point, repeat=number).run(batch)
+        after = read_counts(await self._target.metrics())
+        return Repeat(
+            records=records,
+            figures=figures(records, limits=course.limits, num_devices=course.num_devices),
+            asked_sha256=batch_sha256(batch),
+            experts=expert_load(before, after),
+            client_lag_ms=lag.p99_ms,
         )
-    return cells, records
 
+    def _driver(self, point: Point, *, repeat: int) -> Driver:
+        on_record = self._watcher.on_record
+        return Driver(self._target, self._course.terms, point=point, repeat=repeat, on_record=on_record)
 
-async def _warm_up(target: Target, workload: Workload, course: Course, point: Point, watcher: Watcher) -> None:
-    if not course.num_warmup:
-        return
-    batch = workload.warmup(point, course.num_warmup)
-    _check_context(batch, course.max_model_len)
-    watcher.on_batch(f"{point.key}, warm-up", len(batch))
-    driver = Driver(target, course.terms, point=Closed(len(batch)), repeat=-1, on_record=watcher.on_record)
-    records = await driver.run(batch)
-    if all(record.failure is not None for record in records):
-        raise Unusable(f"the warm-up of {point.key} failed: {records[0].failure}: {records[0].detail}")
-
-
-def _num_turns(batch: Sequence[Conversation]) -> int:
-    return sum(len(conversation.turns) for conversation in batch)
+    def _cell(self, point: Point, repeats: Sequence[Repeat]) -> Cell:
+        return make_cell(
+            point.key,
+            [repeat.figures for repeat in repeats],
+            asked_sha256=[repeat.asked_sha256 for repeat in repeats],
+            experts=[repeat.experts for repeat in repeats],
+            client_lag_ms=[repeat.client_lag_ms for repeat in repeats],
+            max_failures=self._course.max_failures,
+        )
 
 
 def _check_context(batch: Sequence[Conversation], limit: int | None) -> None:
+    """Refuse what can never fit before it is sent; texts are counted by the server alone."""
     for conversation in batch:
         needed = sum(_length(turn.prompt) + turn.output_tokens for turn in conversation.turns)
         if limit is not None and needed > limit:
@@ -109,38 +140,3 @@ def _check_context(batch: Sequence[Conversation], limit: int | None) -> None:
 def _length(prompt: list[int] | str) -> int:
     """Tokens, or the least that a text can be: none."""
     return len(prompt) if isinstance(prompt, list) else 0
-
-
-def no_claim_reasons(
-    cells: Sequence[Cell], *, num_twins: int, missing: Sequence[str], code: dict[str, Any] | None
-) -> list[str]:
-    """Why a run supports no claim, whatever it is compared with."""
-    reasons = [f"provenance_missing:{name}" for name in missing]
-    reasons += ["code_is_dirty"] if code and code.get("is_dirty") else []
-    reasons += [f"identical_prompts:{num_twins}"] if num_twins else []
-    for cell in cells:
-        if any(repeat.failures for repeat in cell.repeats):
-            reasons.append(f"failures:{cell.key}")
-        if any(repeat.unexplained_cached_tokens for repeat in cell.repeats):
-            reasons.append(f"prefix_cache_was_warm:{cell.key}")
-        if cell.marker != "stable":
-            reasons.append(f"{cell.marker}_cell:{cell.key}")
-    return reasons
-
-
-def headline(cells: Sequence[Cell], no_claim: Sequence[str]) -> str:
-    """One line that says the worst first."""
-    num_requests = sum(repeat.num_requests for cell in cells for repeat in cell.repeats)
-    failures: dict[str, int] = {}
-    for cell in cells:
-        for repeat in cell.repeats:
-            for reason, count in repeat.failures.items():
-                failures[reason] = failures.get(reason, 0) + count
-    if failures:
-        table = ", ".join(f"{reason} {count}" for reason, count in sorted(failures.items()))
-        return (
-            f"{sum(failures.values())} of {num_requests} requests FAILED ({table}):"
-            " the figures are those of the others and support no claim"
-        )
-    said = f"{num_requests} of {num_requests} requests succeeded"
-    return f"{said}; no claim: {', '.join(no_claim)}" if no_claim else said

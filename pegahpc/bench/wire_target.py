@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
 import zmq.asyncio
@@ -13,11 +11,10 @@ import zmq.asyncio
 from pegahpc.bench.answers import Answer, Ask
 from pegahpc.bench.endpoint import Unusable
 from pegahpc.bench.prompts import Form
+from pegahpc.bench.served import KnownFleet
 from pegahpc.bench.updates import Asking, Pending
-from pegahpc.config import GatewayConfig
 from pegahpc.gateway.router import RouteHint, Router
 from pegahpc.page_names import model_salt, page_names, root_name
-from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.messages import Abort, Attach, decode_outputs, encode
 from pegahpc.wire.sockets import connect_to_rank
 
@@ -27,31 +24,22 @@ ATTACH_TIMEOUT_S = 10.0
 class WireTarget:
     """All ranks of a fleet; a request goes where the gateway would send it, by session, cached prefix and load.
 
-    Args:
-        model_folder: names the pages of prompts, so that cached prefixes are found.
-        page_tokens: of the engines' caches.
+    Its checkpoint must be readable: it names the pages of prompts, by which cached prefixes are found.
     """
 
     form: Form = "tokens"
 
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        secret: FleetSecret,
-        *,
-        asking: Asking,
-        model_folder: Path,
-        page_tokens: int,
-        stall_s: float,
-    ) -> None:
-        self._endpoints, self._secret = endpoints, secret
+    def __init__(self, fleet: KnownFleet, *, asking: Asking, stall_s: float) -> None:
+        self._endpoints, self._secret = fleet.endpoints, fleet.secret
         self._asking = asking
-        self._root, self._page_tokens = root_name(model_salt(model_folder)), page_tokens
+        self._root = root_name(model_salt(fleet.model_folder))
+        self._page_tokens: int = fleet.config["engine"]["page_tokens"]
+        self._load_bound: int = fleet.config["gateway"]["affinity_load_bound"]
         self._stall_s = stall_s
 
     async def __aenter__(self) -> WireTarget:
         self._pending = Pending(self._stall_s)
-        self._router = Router(len(self._endpoints), load_bound=GatewayConfig().affinity_load_bound)
+        self._router = Router(len(self._endpoints), load_bound=self._load_bound)
         self._context = zmq.asyncio.Context()
         self._sockets = [connect_to_rank(self._context, endpoint, self._secret) for endpoint in self._endpoints]
         self._answered = [asyncio.Event() for _ in self._endpoints]

@@ -29,8 +29,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     Args:
         at_s: when it begins, after the start; 0 in the closed loop.
-        reusable_tokens: of its first prompt, those that others of this run may have left in a prefix cache; None
-            where they cannot be counted (texts).
+        reusable_tokens: of its first prompt, those that others of this run may have left in a prefix cache, because
+            the workload shares them; None where they cannot be counted (texts).
     """
 
     idx: int
@@ -112,7 +112,8 @@ class Workload:
     def _drawn(self, rng: Random, lengths: Random) -> list[tuple[list[Turn], int | None]]:
         spec = self.spec
         prefixes = [self._material.draw(rng, spec.shared_prefix) for _ in range(spec.num_prefixes)]
-        reusable = spec.shared_prefix if self._material.form == "tokens" else None
+        is_counted = self._material.form == "tokens" or not spec.shared_prefix
+        reusable = spec.shared_prefix if is_counted else None
         asked = []
         for idx in range(spec.num_requests // spec.num_turns):
             prefix = prefixes[idx % spec.num_prefixes]
@@ -138,13 +139,13 @@ class Workload:
         asked: list[tuple[list[Turn], int | None]] = []
         for line in lines:
             num_output = line.output_tokens or self.spec.output_tokens.draw(lengths)
-            if line.prompt is None:
+            prompt = line.prompt
+            if prompt is None:
                 assert line.input_tokens is not None
-                prompt, reusable = self._fresh(rng, line.input_tokens), 0
+                asked.append(([Turn(self._fresh(rng, line.input_tokens), num_output)], 0))
             else:
-                self._watch.given(line.prompt, where=f"--trace: {self.spec.trace.name}")
-                prompt, reusable = line.prompt, shared
-            asked.append(([Turn(prompt, num_output)], reusable if self._material.form == "tokens" else None))
+                self._watch.given(prompt, where=f"--trace: {self.spec.trace.name}")
+                asked.append(([Turn(prompt, num_output)], shared if isinstance(prompt, list) else None))
         return asked
 
     def _arrivals_s(self, point: Point, num: int) -> Sequence[float]:

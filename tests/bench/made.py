@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from pegahpc.bench import provenance
 from pegahpc.bench.cells import make_cell
+from pegahpc.bench.claims import headline, no_claim_reasons
 from pegahpc.bench.figures import figures
 from pegahpc.bench.records import Record
 from pegahpc.bench.result import Result, raw_bytes, raw_of
-from pegahpc.bench.run import headline, no_claim_reasons
 
 
 def record(event_ms: list[float], **given: Any) -> Record:
@@ -61,8 +60,16 @@ def result_of(records: list[Record], *, max_failures: float = 0.0, asked: str = 
             for number in numbers
         ]
         asked_sha256 = [f"{asked}{number}" for number in numbers]
-        experts = [None] * len(numbers)
-        cells.append(make_cell(key, repeats, asked_sha256=asked_sha256, experts=experts, max_failures=max_failures))
+        cells.append(
+            make_cell(
+                key,
+                repeats,
+                asked_sha256=asked_sha256,
+                experts=[None] * len(numbers),
+                client_lag_ms=[given.pop("client_lag_ms", 1.0)] * len(numbers),
+                max_failures=max_failures,
+            )
+        )
     server = {
         "kind": "fleet",
         "name": "pegahpc",
@@ -76,17 +83,20 @@ def result_of(records: list[Record], *, max_failures: float = 0.0, asked: str = 
         "device": "cpu",
         "honoured": ["ignore_eos"],
     } | given.pop("server", {})
-    missing = provenance.missing(server)
-    no_claim = no_claim_reasons(cells, num_twins=given.pop("num_twins", 0), missing=missing, code=server["code"])
+    client = {"command": [], "date": "2026-12-01", "code": CODE, "hardware": MACHINE} | given.pop("client", {})
+    num_twins = given.pop("num_identical_prompts", 0)
+    no_claim = no_claim_reasons(cells, num_identical_prompts=num_twins, client=client, server=server)
     raw, name = raw_bytes(records), given.pop("name", "r.json")
     fields: dict[str, Any] = {
         "headline": headline(cells, no_claim),
         "no_claim": no_claim,
-        "client": {"command": [], "date": "2026-12-01", "code": CODE, "hardware": MACHINE},
+        "client": client,
         "server": server,
         "labels": {},
         "workload": {"seed": 0, "form": "tokens", "input_tokens": "128"},
+        "num_identical_prompts": num_twins,
         "slo": None,
+        "max_failures": max_failures,
         "num_devices": 1,
         "cells": cells,
         "raw": raw_of(Path(name), raw, len(records)),

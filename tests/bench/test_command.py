@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from pegahpc.bench.command import OverHttp, run
+from pegahpc.bench.command import run
 from pegahpc.bench.compare import compare_files
 from pegahpc.bench.endpoint import PROBE_TOKENS, Unusable
 from pegahpc.bench.options import RunOptions
+from pegahpc.bench.ready import OverHttp
 from pegahpc.bench.records import Record
 from pegahpc.bench.result import Result, follows_from_raw, read_raw, read_result
 from pegahpc.bench.run import Watcher

@@ -84,7 +84,10 @@ def test_two_results_that_did_not_measure_the_same_thing_get_no_ratios(given: di
         ({"server": {"code": None}}, "current_provenance_missing:code"),
         ({"server": {"code": CODE | {"is_dirty": True}}}, "current_code_is_dirty"),
         ({"num_devices": None}, "num_devices_unknown"),
-        ({"num_twins": 3}, "current_identical_prompts:3"),
+        ({"num_identical_prompts": 3}, "current_identical_prompts:3"),
+        ({"client": {"code": None}}, "current_provenance_missing:client_code"),
+        ({"client": {"code": CODE | {"is_dirty": True}}}, "current_code_is_dirty"),
+        ({"client_lag_ms": 21.0}, "current_client_was_slow:c2"),
         ({"slo": "ttft=1s"}, "slo_changed"),
     ],
 )
@@ -149,14 +152,25 @@ def test_raw_requests_that_are_gone_or_changed_forbid_a_claim(written: Path) -> 
     assert compare_files(written, written).reasons == reasons
 
 
-@pytest.mark.parametrize("place", ["tpot_ms", "output_tokens_per_s"])
-def test_a_figure_that_was_written_by_hand_does_not_follow_from_the_raw_requests(written: Path, place: str) -> None:
-    document = msgspec.json.decode(written.read_bytes())
-    figures = document["cells"][0]["repeats"][1]
-    if place == "tpot_ms":
-        figures[place]["p50"] = 1.0
-    else:
-        figures[place] = 1e6
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("cells", 0, "repeats", 1, "tpot_ms", "p50"), 1.0),
+        (("cells", 0, "repeats", 1, "output_tokens_per_s"), 1e6),
+        (("cells", 0, "summary", "output_tokens_per_s", "median"), 1e6),
+        (("cells", 0, "marker"), "noisy"),
+        (("no_claim",), ["code_is_dirty"]),
+        (("headline",), "the fastest ever"),
+        (("num_devices",), 8),
+    ],
+)
+def test_what_was_written_by_hand_does_not_follow_from_the_raw_requests(
+    written: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    document = inner = msgspec.json.decode(written.read_bytes())
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
     written.write_bytes(msgspec.json.encode(document))
     assert "current_figures_do_not_follow_from_raw_requests" in compare_files(written, written).reasons
 

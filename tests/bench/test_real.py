@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pegahpc.bench.command import InProcess, run
+from pegahpc.bench.command import run
 from pegahpc.bench.compare import compare_files
 from pegahpc.bench.options import RunOptions
+from pegahpc.bench.ready import InProcess
 from pegahpc.bench.result import Result, read_raw
 from pegahpc.bench.run import Watcher
 from pegahpc.config import compose_fleet

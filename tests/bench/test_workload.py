@@ -80,7 +80,8 @@ def test_what_a_prefix_cache_may_know_is_the_shared_prefix_and_nothing_else() ->
     assert {each.reusable_tokens for each in Workload(spec(), TOKENS).batch(Closed(1), 0)} == {0}
     with_prefix = Workload(spec(shared_prefix=16), TOKENS).batch(Closed(1), 0)
     assert {each.reusable_tokens for each in with_prefix} == {16}
-    assert {each.reusable_tokens for each in Workload(spec(), WordMaterial()).batch(Closed(1), 0)} == {None}
+    texts = [Workload(spec(shared_prefix=length), WordMaterial()).batch(Closed(1), 0) for length in (0, 16)]
+    assert [{each.reusable_tokens for each in batch} for batch in texts] == [{0}, {None}]  # 16 words are not counted
     assert shared_tokens([[1, 2, 3], [4], [1, 2, 5, 6], "text"]) == 2
 
 
