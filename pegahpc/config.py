@@ -118,15 +118,22 @@ class ClusterConfig:
 class BackendsConfig:
     """`engine.backends.*`: which implementation of each kernel op; auto takes the best that runs here."""
 
+    experts: str = "auto"
     grouped_swiglu: str = "auto"
     grouped_swiglu_packed: str = "auto"
     latent_attention: str = "auto"
+    latent_output: str = "auto"
+    latent_project: str = "auto"
     latent_rows: str = "auto"
+    linear: str = "auto"
     matmul_heads: str = "auto"
     matmul_rows: str = "auto"
+    moe_output: str = "auto"
     rms_norm: str = "auto"
     route_tokens: str = "auto"
+    router: str = "auto"
     silu_and_mul: str = "auto"
+    swiglu: str = "auto"
     weighted_sum: str = "auto"
 
 
