@@ -13,7 +13,6 @@ import torch
 
 from pegahpc.kernels.formats import Packed, unpack
 from pegahpc.kernels.grouped_swiglu import grouped_swiglu_even, grouped_swiglu_torch
-from pegahpc.kernels.native_ops import grouped_swiglu_native, runs
 from pegahpc.kernels.registry import Kernel, register
 
 
@@ -50,12 +49,6 @@ def grouped_swiglu_packed_torch(x_RH: torch.Tensor, experts: PackedExperts, grou
 def grouped_swiglu_packed_even(x_RH: torch.Tensor, experts: PackedExperts, group_sizes: list[int]) -> torch.Tensor:
     """Over `grouped_swiglu`'s backend of this name."""
     return _by_expert(grouped_swiglu_even, x_RH, experts, group_sizes)
-
-
-@register("grouped_swiglu_packed", "native", priority=20, supports=runs)
-def grouped_swiglu_packed_native(x_RH: torch.Tensor, experts: PackedExperts, group_sizes: list[int]) -> torch.Tensor:
-    """Over `grouped_swiglu`'s backend of this name."""
-    return _by_expert(grouped_swiglu_native, x_RH, experts, group_sizes)
 
 
 def _by_expert(

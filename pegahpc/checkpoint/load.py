@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,20 +66,6 @@ def load_decoder(folder: Path, spec: ModelSpec, placement: Placement, progress: 
     model = _Model(intake, spec, placement)
     intake.fill(progress)
     return model.decoder()
-
-
-@dataclass(frozen=True)
-class OverPacked:
-    """`grouped_swiglu` of a layer whose experts are packed: it reads those, whatever tensors it is given."""
-
-    grouped_swiglu_packed: Kernel
-    experts: PackedExperts
-
-    def __call__(
-        self, x_RH: torch.Tensor, _gate_up: torch.Tensor, _down: torch.Tensor, group_sizes: list[int]
-    ) -> torch.Tensor:
-        out_RH: torch.Tensor = self.grouped_swiglu_packed(x_RH, self.experts, group_sizes)
-        return out_RH
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,7 @@ class _Model:
         weights = _moe_weights(self._intake, ffn, experts, before + self._spec.names.moe)
         kernels = placement.kernels
         if experts.packed:
-            kernels = replace(kernels, grouped_swiglu=OverPacked(kernels.grouped_swiglu_packed, experts.packed))
+            kernels = replace(kernels, experts=partial(_over_packed, kernels.grouped_swiglu_packed, experts.packed))
         return lambda: MoELayer(ffn.router, weights, kernels, placement.dispatcher)
 
     def _experts(self, number: int, ffn: specs.MoEFFN) -> _Experts:
@@ -174,6 +161,11 @@ class _Model:
             intake.read_joined((gate, up), gate_up_EHI[expert])
             intake.read_joined((down,), down_EIH[expert])
         return _Experts(gate_up_EHI, down_EIH)
+
+
+def _over_packed(grouped_swiglu_packed: Kernel, packed: PackedExperts, **_: torch.Tensor) -> Kernel:
+    """The made op `experts` of a layer whose experts are packed: it reads those, whatever tensors it is given."""
+    return lambda x_RH, group_sizes: grouped_swiglu_packed(x_RH, packed, group_sizes)
 
 
 def _packed_experts(intake: Intake, names: list[list[str]]) -> _Experts:
