@@ -20,6 +20,7 @@ class Events:
     def __init__(self, answer: Answer, index: int) -> None:
         self._answer = answer
         self._shape = shape = answer.shape
+        self._num_told = 0  # tokens, in usage
         self._choice = _head(answer) + b',"choices":[{"index":%d,' % index
         self._end = b"}]" + (b',"usage":null' if answer.generation.include_usage else b"") + b"}\n\n"
         self._go_on = b',"finish_reason":null' + self._end
@@ -31,16 +32,31 @@ class Events:
         opening = self._shape.opening
         return self._choice + opening + NO_LOGPROBS + self._go_on if opening else b""
 
-    def text(self, text: str, shown: Sequence[Shown]) -> bytes:
-        """One piece of text with its tokens; b"" for neither."""
-        if shown:
-            logprobs = b',"logprobs":' + to_json(self._answer.logprobs(shown))
-            return self._before + to_json(text) + self._shape.text_end + logprobs + self._go_on
-        return self._before + to_json(text) + self._after if text else b""
+    def text(self, text: str, shown: Sequence[Shown], usage: Usage | None = None) -> bytes:
+        """One piece of text with its tokens; b"" for neither.
 
-    def finish(self, finish_reason: str) -> bytes:
+        Args:
+            usage: of the choice so far, if it is told in each event: then tokens without text have one as well.
+        """
+        has_more_tokens = usage is not None and usage.completion_tokens > self._num_told
+        if not (text or shown or has_more_tokens):
+            return b""
+        if usage is None and not shown:
+            return self._before + to_json(text) + self._after
+        logprobs = b',"logprobs":' + to_json(self._answer.logprobs(shown)) if shown else NO_LOGPROBS
+        end = b',"finish_reason":null' + self._end_with(usage)
+        return self._before + to_json(text) + self._shape.text_end + logprobs + end
+
+    def finish(self, finish_reason: str, usage: Usage | None = None) -> bytes:
         """The choice's last event."""
-        return self._choice + self._shape.last + NO_LOGPROBS + b',"finish_reason":' + to_json(finish_reason) + self._end
+        reason = NO_LOGPROBS + b',"finish_reason":' + to_json(finish_reason)
+        return self._choice + self._shape.last + reason + self._end_with(usage)
+
+    def _end_with(self, usage: Usage | None) -> bytes:
+        if usage is None:
+            return self._end
+        self._num_told = usage.completion_tokens
+        return b'}],"usage":' + to_json(usage) + b"}\n\n"
 
 
 def closing(answer: Answer, usage: Usage) -> bytes:

@@ -50,6 +50,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`stream_options`."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: the usage so far in every event, with one for tokens without text
 
 
 class CommonFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

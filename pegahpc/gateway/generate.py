@@ -64,17 +64,17 @@ async def _answer_whole(answer: Answer, choices: Choices) -> web.Response:
 
 async def _answer_in_events(request: web.Request, answer: Answer, choices: Choices) -> web.StreamResponse:
     """Headers go out with the first update, so that a refusal is still a status of its own."""
-    news = await choices.take()
+    news, counts = await choices.take(), answer.generation.counts_in_events
     events = [Events(answer, index) for index in range(len(choices.outputs))]
     response = web.StreamResponse(headers=STREAM_HEADERS)
     with contextlib.suppress(ConnectionResetError):  # the client left between two writes
         await response.prepare(request)
-        data = b"".join([each.opening() for each in events]) + _said(events, choices, news)
+        data = b"".join([each.opening() for each in events]) + _said(events, choices, news, counts=counts)
         try:
             while not choices.are_over:
                 if data:
                     await response.write(data)
-                data = _said(events, choices, await choices.take())
+                data = _said(events, choices, await choices.take(), counts=counts)
             data += closing(answer, usage_of(choices.outputs, num_candidates=answer.generation.num_candidates))
         except ApiError as error:
             log_failure(request.app[FAILURES], request, error)
@@ -84,12 +84,13 @@ async def _answer_in_events(request: web.Request, answer: Answer, choices: Choic
     return response
 
 
-def _said(events: list[Events], choices: Choices, news: list[tuple[int, str]]) -> bytes:
-    """What has come of each choice, and its end."""
+def _said(events: list[Events], choices: Choices, news: list[tuple[int, str]], *, counts: bool) -> bytes:
+    """What has come of each choice, and its end; with its usage so far if that `counts` in each event."""
     pieces = []
     for idx, text in news:
         output = choices.outputs[idx]
-        pieces.append(events[idx].text(text, output.take_shown()))
+        usage = usage_of([output], num_candidates=1) if counts else None
+        pieces.append(events[idx].text(text, output.take_shown(), usage))
         if output.finish_reason is not None:
-            pieces.append(events[idx].finish(output.finish_reason))
+            pieces.append(events[idx].finish(output.finish_reason, usage))
     return b"".join(pieces)

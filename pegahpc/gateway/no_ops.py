@@ -53,7 +53,6 @@ COMPLETION_NO_OPS = NO_OPS | {
     "top_logprobs": (None, 0),
 }
 STREAM_NO_OPS: Mapping[str, tuple[object, ...]] = {
-    "continuous_usage_stats": (None, False),
     "include_obfuscation": (None, False),
 }
 MESSAGE_NO_OPS: Mapping[str, tuple[object, ...]] = {

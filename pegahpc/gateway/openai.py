@@ -12,7 +12,14 @@ from msgspec import Meta
 
 from pegahpc.gateway.body import read_fields
 from pegahpc.gateway.errors import refused_field
-from pegahpc.gateway.fields import MAX_CHOICES, ChatFields, CommonFields, CompletionFields, TokenId
+from pegahpc.gateway.fields import (
+    MAX_CHOICES,
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    StreamOptions,
+    TokenId,
+)
 from pegahpc.gateway.template_messages import Chat
 from pegahpc.wire.messages import Sampling
 
@@ -53,6 +60,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     is_echoed: bool
     is_streamed: bool
     include_usage: bool
+    counts_in_events: bool
 
     @property
     def num_prompts(self) -> int:
@@ -131,7 +139,8 @@ def _generation(
     logprobs: int | None,
     is_echoed: bool,
 ) -> Generation:
-    _check_stream(fields)
+    options = fields.stream_options or StreamOptions()
+    _check_stream(fields, options)
     generation = Generation(
         prompts=prompts,
         num_choices=fields.n,
@@ -148,7 +157,8 @@ def _generation(
         prompt_logprobs=fields.prompt_logprobs,
         is_echoed=is_echoed,
         is_streamed=fields.stream,
-        include_usage=fields.stream_options is not None and fields.stream_options.include_usage,
+        include_usage=options.include_usage,
+        counts_in_events=options.continuous_usage_stats,
     )
     if generation.num_sequences > MAX_CHOICES:
         many = f"{generation.num_prompts} prompts of {num_candidates} choices each are more than {MAX_CHOICES} choices"
@@ -156,9 +166,11 @@ def _generation(
     return generation
 
 
-def _check_stream(fields: CommonFields) -> None:
+def _check_stream(fields: CommonFields, options: StreamOptions) -> None:
     if fields.stream_options is not None and not fields.stream:
         raise refused_field("stream_options", "is only allowed when stream is true")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise refused_field("stream_options.continuous_usage_stats", "is only allowed when include_usage is true")
     if fields.stream and fields.prompt_logprobs is not None:
         raise refused_field("prompt_logprobs", "cannot be streamed; echo with logprobs can")
 
