@@ -11,7 +11,8 @@ import torch
 from pegahpc.checkpoint import load
 from pegahpc.engine.loop import Engine
 from pegahpc.mla.shape import LatentShape
-from pegahpc.moe.layer import MoEWeights
+from pegahpc.moe.layer import MoELayer, MoEWeights
+from pegahpc.moe.shape import RouterShape
 
 
 def swap_rope_pairs(engine: Engine) -> None:
@@ -42,13 +43,12 @@ FAULTS: list[Callable[[Any], None]] = [*ENGINE_FAULTS, *WEIGHT_FAULTS]
 def engine_with(fault: Callable[[Any], None], build: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The engine that `build` makes, with this fault in it."""
 
-    def broken(**tensors: Any) -> MoEWeights:
-        weights = MoEWeights(**tensors)
+    def broken(shape: RouterShape, weights: MoEWeights, *rest: Any) -> MoELayer:
         fault(weights)
-        return weights
+        return MoELayer(shape, weights, *rest)
 
     if fault in WEIGHT_FAULTS:
-        monkeypatch.setattr(load, "MoEWeights", broken)
+        monkeypatch.setattr(load, "MoELayer", broken)
     engine = build()
     if fault in ENGINE_FAULTS:
         fault(engine)
