@@ -81,16 +81,17 @@ def look(folder: Path, *, death: Callable[[], str] = lambda: KILLED) -> FleetRec
         claim.release(folder, own)
 
 
-def kill_survivors(record: FleetRecord, *, grace_s: float = 0.0) -> list[str]:
+def kill_survivors(record: FleetRecord, *, grace_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> list[str]:
     """Kill what still runs of a fleet that has ended; names of those that would not go.
 
     Args:
         grace_s: for processes that are on their way out.
+        bound_s: for the kernel to end the others.
     """
     _wait_for_exits(record, grace_s)
     for _, process in record.survivors():
         process.signal(signal.SIGKILL)
-    _wait_for_exits(record, KILL_BOUND_S)
+    _wait_for_exits(record, bound_s)
     return [f"{who} (pid {process.pid})" for who, process in record.survivors()]
 
 

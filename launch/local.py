@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import psutil
 
 from pegahpc.config import ConfigError
 from pegahpc.launch import claim
@@ -31,7 +32,8 @@ log = logging.getLogger("pegahpc.launch.local")  # __name__ is __main__ here
 TICK_S = 0.1
 HEAD_FOLLOWS_S = 8.0  # after another tray has ended, for the head to tear down and write down why
 TRAYS_FOLLOW_S = 0.5  # after the head has ended
-KILL_BOUND_S = 5.0
+KILL_BOUND_S = 5.0  # for the kernel to end all that is killed
+ORPHAN_GRACE_S = 0.3
 DRAIN_MARGIN_S = 30.0  # over fleet.drain_timeout_s, for ranks to leave and trays to end
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,7 +47,7 @@ class LocalLauncher:
         self._ended: list[Child] = []
         self._is_draining = self._is_killed = False
         self._cut = ""  # why this process has ended the trays itself
-        self._deadline_s = float("inf")
+        self._deadline_s = self._gone_by_s = float("inf")
         self._last_record: FleetRecord | None = None
         self._record_trouble = ""
 
@@ -128,21 +130,22 @@ class LocalLauncher:
         return self._ended
 
     def _kill(self) -> None:
+        """Kill the trays, and with them what they started; all of that has one bound."""
         self._note_ends()
+        self._gone_by_s = time.monotonic() + KILL_BOUND_S
         for tray in self._trays:
             tray.signal(signal.SIGKILL)
-        deadline_s = time.monotonic() + KILL_BOUND_S
         for tray in self._trays:
             try:
-                tray.process.wait(max(0.0, deadline_s - time.monotonic()))
+                tray.process.wait(max(0.0, self._gone_by_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 log.error("%s cannot be killed", tray.describe())  # `_close` says that something is left
 
     def _close(self) -> FleetRecord:
         """Reap every descendant, write the ending, give the name back."""
         record = self._record()
-        left = kill_survivors(record)
-        if not _reap_orphans():
+        left = kill_survivors(record, bound_s=max(0.0, self._gone_by_s - time.monotonic()))
+        if not _end_orphans(self._gone_by_s):
             left.append("a process that the record does not name")
         self._judge(record)
         if left:
@@ -195,17 +198,26 @@ class LocalLauncher:
         self._record_trouble = error
 
 
-def _reap_orphans(bound_s: float = 5.0) -> bool:
-    """Wait for adopted descendants, which die with their parents; True when the kernel knows none any more."""
-    deadline_s = time.monotonic() + bound_s
-    while time.monotonic() < deadline_s:
+def _end_orphans(by_s: float) -> bool:
+    """Reap adopted descendants; True when the kernel knows none any more.
+
+    Ranks and the gateway die with their parents. What they have started (a compiler, a template's renderer) may not:
+    it is asked to end, so that it tidies up, and killed a moment later.
+    """
+    kill_from_s = time.monotonic() + ORPHAN_GRACE_S
+    while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return True
-        if pid == 0:
-            time.sleep(0.01)
-    return False
+        if pid:
+            continue
+        now_s = time.monotonic()
+        if now_s > by_s:
+            return False
+        for orphan in psutil.Process().children():
+            orphan.send_signal(signal.SIGTERM if now_s < kill_from_s else signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ In order: bind the request port, meet the others, connect the collectives, load,
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from pegahpc.checkpoint.files import CheckpointError
 from pegahpc.config import ConfigError
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.messages import CONSEQUENCE, ERROR, REFUSAL, Pulse, RankBoot, RankRecord
-from pegahpc.launch.rank_link import RankLink
+from pegahpc.launch.rank_link import RankLink, take_stdin
 from pegahpc.log_lines import configure_logging
 from pegahpc.models.fields import UnsupportedModel
 from pegahpc.wire.keys import FleetSecret
@@ -33,7 +32,7 @@ log = logging.getLogger("pegahpc.launch.rank")  # __name__ is __main__ here
 def main() -> None:
     """Run one rank; its last word to the tray is why it ended."""
     configure_logging()
-    link = RankLink(socket.socket(fileno=0))
+    link = RankLink(take_stdin())
     try:
         _serve(link)
     except Exception as error:  # the process's border: everything is logged, told to the tray, and ends the rank

@@ -34,6 +34,17 @@ from pegahpc.launch.messages import (
 log = logging.getLogger(__name__)
 
 
+def take_stdin() -> socket.socket:
+    """The socket that is standard input, kept from all that this process starts.
+
+    A compiler that still held it would hide from the tray that the rank has ended.
+    """
+    connection = socket.socket(fileno=os.dup(0))  # which is not inherited
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return connection
+
+
 class RankLink:
     """The rank's end of the socket that its tray gave it as standard input.
 

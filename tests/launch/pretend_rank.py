@@ -1,29 +1,32 @@
 """A rank program without an engine: it joins, counts steps, leaves when told; `RANK:ACT` makes one rank fail.
 
 Acts: die (before it joins), refuse (a bad checkpoint), raise (while it loads), hang (never ready), quit (leaves at
-step 5), stall (stops counting but speaks on).
+step 5), stall (stops counting but speaks on), breed (starts a process that outlives it, and does not mind SIGTERM).
 """
 
 import os
 import socket
+import subprocess
 import sys
 import time
 
 from pegahpc.launch.identity import ProcessId
 from pegahpc.launch.messages import ERROR, REFUSAL, Pulse, RankRecord
-from pegahpc.launch.rank_link import RankLink
+from pegahpc.launch.rank_link import RankLink, take_stdin
 
 TIMEOUT_S = 60.0
 
 
 def main() -> None:
     """Run one pretended rank."""
-    link = RankLink(socket.socket(fileno=0))
+    link = RankLink(take_stdin())
     rank = link.boot.context.rank
     acts = dict(argument.split(":") for argument in sys.argv[1:])
     act = acts.get(str(rank), "")
     if act == "die":
         os._exit(7)
+    if act == "breed":
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.sigwait([signal.SIGTERM]); signal.pause()"])
     listener = socket.create_server(("127.0.0.1", 0))
     endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
     link.join(RankRecord(rank=rank, wire_endpoint=endpoint, device="cpu", process=ProcessId.own()))

@@ -56,6 +56,15 @@ def test_a_killed_rank_ends_the_fleet_and_is_named_with_tray_pid_and_log(start: 
     assert "told the clients" in (fleet.folder / "logs" / "gateway.log").read_text()
 
 
+def test_what_a_rank_has_started_ends_with_the_fleet(start: Start) -> None:
+    fleet = start("1:breed", "topology=ep2")
+    record = fleet.wait_for("ready")
+    offspring = {process.pid for process in fleet.processes()} - {process.pid for _, process in record.processes()}
+    assert len(offspring) == 1
+    kill(record.ranks[1].process)
+    assert_failed(fleet, record, "rank 1 (tray 0", "was killed by SIGKILL", within_s=3)
+
+
 @pytest.mark.parametrize("tray", [0, 1])
 def test_a_killed_tray_ends_the_fleet_and_is_named(start: Start, tray: int) -> None:
     fleet = start("topology=ep4")
