@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from pegahpc.launch.messages import (
     Kill,
     Loss,
     Progress,
+    Pulse,
     Ready,
     Stop,
     Store,
@@ -89,8 +90,8 @@ class Head:
         self._stop.set()
 
     def lose(self, loss: Loss) -> None:
-        """Note a loss that this process saw itself."""
-        self._losses.add(loss)
+        """Take in a loss that this process's own tray saw."""
+        self._hear(0, loss)
 
     async def run(self) -> int:
         """Serve until stopped or failed; the exit code of the head tray."""
@@ -168,7 +169,6 @@ class Head:
         records = await self._server.gather(bounds.rendezvous_timeout_s)
         for tray, hello in sorted(self._server.hellos.items()):
             self._keeper.welcome(tray, hello)
-        self._watchdog.expect_trays(self._boot.fleet.topology.num_trays, time.monotonic())
         self._server.broadcast(World(records=records))
         self._keeper.enter("loading")
         try:
@@ -194,11 +194,15 @@ class Head:
 
     async def _watch(self) -> None:
         """Look after the gateway's process, the trays' words and the ranks' progress, until one is lost."""
+        has_waited = False
         while not self._is_leaving:
             asleep_s = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
-            if time.monotonic() - asleep_s > HEARTBEAT_S + HEAD_LATE_S:
-                continue  # this process was held up itself: first read what has arrived meanwhile
+            is_late = time.monotonic() - asleep_s > HEARTBEAT_S + HEAD_LATE_S
+            if is_late and not has_waited:  # this process was held up itself: first read what has come meanwhile
+                has_waited = True
+                continue
+            has_waited = False
             if loss := self._found():
                 self._losses.add(loss)
                 return
@@ -208,6 +212,8 @@ class Head:
         now_s = time.monotonic()
         if how := self._gateway_trouble():
             return Loss(reason=how, weight=DEATH)
+        for tray in self._server.connected:
+            self._watchdog.expect_tray(tray, now_s)
         if frozen := self._watchdog.silent_tray(now_s):
             return Loss(reason=f"{self._tray_name(frozen[0])} {frozen[1]}", weight=DEATH)
         if self._is_going and (culprit := self._watchdog.verdict(now_s)):
@@ -243,7 +249,8 @@ class Head:
             self._keeper.enter("failed", ending.reason)
         self._server.broadcast(Kill())
         farewell = asyncio.create_task(self._end_gateway())
-        if not await self._trays_gone(KILL_BOUND_S):
+        deaf = self._watchdog.quiet_trays(time.monotonic())  # frozen ones are killed by their launcher
+        if not await self._trays_gone(KILL_BOUND_S, but=deaf):
             log.error("still there after %g s: %s", KILL_BOUND_S, self._still_there())
         await farewell
         if ending.state == "ended":
@@ -254,10 +261,10 @@ class Head:
         if self._gateway is not None:
             await self._gateway.fail()
 
-    async def _trays_gone(self, bound_s: float) -> bool:
+    async def _trays_gone(self, bound_s: float, *, but: Set[int] = frozenset()) -> bool:
         try:
             async with asyncio.timeout(bound_s):
-                while self._server.connected:
+                while self._server.connected - but:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             return False
@@ -271,6 +278,7 @@ class Head:
             case Progress():
                 self._keeper.note_progress(message)
             case Ready():
+                self._watchdog.note(Pulse(rank=message.rank), time.monotonic())  # its first is yet to come
                 self._num_ready += 1
                 if self._num_ready == self._boot.fleet.topology.world_size:
                     self._all_ready.set()

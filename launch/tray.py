@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import msgspec
 
@@ -50,10 +51,15 @@ PARENT_GONE_GRACE_S = 1.0  # for the head to write down why
 
 
 class Tray:
-    """The ranks of one tray and the way to the head."""
+    """The ranks of one tray and the way to the head.
 
-    def __init__(self, boot: TrayBoot) -> None:
+    Args:
+        tell_head: takes losses in the head's own process; None: they travel over the connection to the head.
+    """
+
+    def __init__(self, boot: TrayBoot, tell_head: Callable[[Loss], None] | None = None) -> None:
         self._boot = boot
+        self._tell_head = tell_head
         self._slots: list[RankSlot] = []
         self._link: HeadLink | None = None
         self._unsent: list[Loss] = []  # lost before there was a connection
@@ -78,7 +84,9 @@ class Tray:
     def lose(self, loss: Loss) -> None:
         """Tell the head of a loss, as soon as there is a connection."""
         log.error("%s%s", f"rank {loss.rank} " if loss.rank is not None else "", loss.reason)
-        if self._link is not None:
+        if self._tell_head is not None:
+            self._tell_head(loss)  # at once, be there a connection or not
+        elif self._link is not None:
             self._link.send(loss)
         else:
             self._unsent.append(loss)
@@ -232,15 +240,16 @@ class Tray:
             await self._link.close()
 
 
-async def _run(boot: TrayBoot) -> int:
-    tray = Tray(boot)
+async def run_tray(boot: TrayBoot) -> int:
+    """Run one tray, and the head if it is the first; the exit code."""
     loop = asyncio.get_running_loop()
     if boot.tray:
         loop.add_signal_handler(signal.SIGTERM, log.info, "SIGTERM: the head drains the fleet")
-        return await tray.run()
+        return await Tray(boot).run()
     record = read_record(boot.boot.folder)
     assert record is not None and record.run_id == boot.boot.run_id
     head = Head(boot.boot, record)
+    tray = Tray(boot, head.lose)
 
     def on_sigterm() -> None:
         if os.getppid() == boot.parent:  # else it is the death signal, and the tray says so
@@ -268,7 +277,7 @@ def main() -> None:
     boot = msgspec.msgpack.decode(document, type=TrayBoot)
     if os.getppid() != boot.parent:
         raise SystemExit("the launcher is gone")
-    sys.exit(asyncio.run(_run(boot)))
+    sys.exit(asyncio.run(run_tray(boot)))
 
 
 if __name__ == "__main__":

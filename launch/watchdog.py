@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pegahpc.launch.messages import HEARTBEAT_S, Pulse
 
@@ -30,15 +31,15 @@ class Watchdog:
         self._vitals: dict[int, Vital] = {}
         self._trays_heard_s: dict[int, float] = {}
 
-    def expect_trays(self, num_trays: int, now_s: float) -> None:
-        """From now on trays are expected to speak."""
-        self._trays_heard_s = dict.fromkeys(range(num_trays), now_s)
+    def expect_tray(self, tray: int, now_s: float) -> None:
+        """From now on at the latest this tray speaks."""
+        self._trays_heard_s.setdefault(tray, now_s)
 
     def expect_ranks(self, world_size: int, now_s: float) -> None:
-        """From now on ranks are expected to speak and to move; that one has waited for the others is no fault."""
+        """From now on ranks move; that one has waited for the others, speaking, was no fault."""
         for rank in range(world_size):
-            pulse = self._vitals[rank].pulse if rank in self._vitals else Pulse(rank=rank)
-            self._vitals[rank] = Vital(pulse, heard_s=now_s, advanced_s=now_s)
+            known = self._vitals.get(rank) or Vital(Pulse(rank=rank), heard_s=now_s, advanced_s=now_s)
+            self._vitals[rank] = replace(known, advanced_s=now_s)
 
     def note(self, pulse: Pulse, now_s: float) -> None:
         """Take in one status block."""
@@ -64,7 +65,7 @@ class Watchdog:
         A silent rank is frozen. Where all speak and one does not move, the culprit is a rank that waits for nobody.
         """
         silent = [vital for vital in self._vitals.values() if now_s - vital.heard_s > self._bound_s]
-        if any(self._is_quiet(vital.pulse.rank, now_s) for vital in silent):
+        if silent and self._trays_of(silent) & self.quiet_trays(now_s):
             return None  # the tray is to be judged, as soon as its own bound is over
         if silent:
             worst = min(silent, key=lambda vital: vital.heard_s)
@@ -76,12 +77,13 @@ class Watchdog:
         worst = min(stuck, key=lambda vital: (bool(vital.pulse.waiting_for), vital.pulse.step, vital.pulse.exchange))
         return worst.pulse.rank, f"has not moved for {now_s - worst.advanced_s:.1f} s{_last(worst.pulse)}"
 
-    def _is_quiet(self, rank: int, now_s: float) -> bool:
-        """Whether the rank's tray has missed a few heartbeats, so that nothing is known of its ranks."""
-        if not self._trays_heard_s:
-            return False
-        ranks_per_tray = len(self._vitals) // len(self._trays_heard_s)
-        return now_s - self._trays_heard_s[rank // ranks_per_tray] > QUIET_S
+    def _trays_of(self, vitals: Sequence[Vital]) -> set[int]:
+        ranks_per_tray = len(self._vitals) // max(len(self._trays_heard_s), 1)
+        return {vital.pulse.rank // ranks_per_tray for vital in vitals}
+
+    def quiet_trays(self, now_s: float) -> set[int]:
+        """Trays that have missed a few heartbeats: of their ranks nothing is known, and they may not hear either."""
+        return {tray for tray, heard_s in self._trays_heard_s.items() if now_s - heard_s > QUIET_S}
 
 
 def _last(pulse: Pulse) -> str:

@@ -72,8 +72,9 @@ def test_a_tray_that_is_silent_is_told_from_its_ranks() -> None:
 
 def test_who_has_never_spoken_is_found_once_all_are_expected_to() -> None:
     watchdog = Watchdog(5.0)
-    watchdog.note(Pulse(rank=0, step=3), 0.0)  # long ago: ready early, it waited for the others
-    watchdog.expect_trays(2, 100.0)
+    for tray in (0, 1):
+        watchdog.expect_tray(tray, 100.0)
+    watchdog.note(Pulse(rank=0, step=3), 99.9)
     watchdog.expect_ranks(2, 100.0)
     assert watchdog.verdict(104.0) is None and watchdog.silent_tray(104.0) is None
     for second in range(101, 110):
@@ -85,9 +86,38 @@ def test_who_has_never_spoken_is_found_once_all_are_expected_to() -> None:
     assert verdict is not None and verdict[0] == 1
 
 
+def test_who_fell_silent_while_others_still_started_is_not_given_the_whole_bound_again() -> None:
+    watchdog = Watchdog(5.0)
+    for tray in (0, 1):
+        watchdog.note_tray(tray, 1.0)
+        watchdog.expect_tray(tray, 5.0)
+    assert watchdog.silent_tray(5.9) is None
+    assert watchdog.silent_tray(6.1) == (0, "has been silent for 5.1 s")
+    for tray in (0, 1):
+        watchdog.note_tray(tray, 6.0)
+    for rank in (0, 1):
+        watchdog.note(Pulse(rank=rank, age_s=0.5), 1.5)
+    watchdog.note(Pulse(rank=1), 5.0)
+    watchdog.expect_ranks(2, 5.0)
+    assert watchdog.verdict(5.9) is None
+    verdict = watchdog.verdict(6.1)
+    assert verdict is not None and verdict[0] == 0 and "silent for 5.1 s" in verdict[1]
+
+
+def test_a_rank_that_waited_for_the_others_has_the_whole_bound_to_move() -> None:
+    watchdog = watched([[Pulse(rank=0, step=0)]] * 21)
+    watchdog.expect_ranks(1, 20.0)
+    watchdog.note(Pulse(rank=0, step=0), 24.9)
+    assert watchdog.verdict(24.9) is None
+    watchdog.note(Pulse(rank=0, step=0), 25.1)
+    verdict = watchdog.verdict(25.1)
+    assert verdict is not None and "has not moved for 5.1 s" in verdict[1]
+
+
 def test_a_rank_of_a_tray_that_is_quiet_is_not_judged_a_moment_before_the_tray() -> None:
     watchdog = Watchdog(5.0)
-    watchdog.expect_trays(2, 0.0)
+    for tray in (0, 1):
+        watchdog.expect_tray(tray, 0.0)
     watchdog.expect_ranks(4, 0.0)
     for second in range(20):
         for rank in (0, 1):
