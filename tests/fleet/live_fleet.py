@@ -77,16 +77,17 @@ class LiveFleet(RunningFleet):
         mark = f"TMPDIR={self.temp}".encode()
         return [pid for pid in psutil.pids() if mark in _environment(pid).split(b"\0")]
 
-    def _left(self) -> list[str]:
+    def _living(self) -> list[str]:
         self.launcher.poll()  # else it stays as a zombie of this process
-        new = sorted(_kernel_names() - self.before)
-        return [*(_command(pid) for pid in self.pids()), *(name for name in new if not _is_anothers(name))]
+        return [_command(pid) for pid in self.pids()]
 
     def assert_gone(self, ports: list[tuple[str, str]], by_s: float) -> None:
-        """No process, port, shared memory, socket, temporary file; the name is free. All by that monotonic time."""
-        while left := self._left():
-            assert time.monotonic() < by_s, f"left: {', '.join(left)}; record: {self.record().reason!r}"
+        """No process by that monotonic time; with them went ports, memory, sockets, temporary files and the name."""
+        while living := self._living():
+            assert time.monotonic() < by_s, f"left: {', '.join(living)}; record: {self.record().reason!r}"
             time.sleep(0.02)
+        new = {name for name in _kernel_names() - self.before if not _is_anothers(name)}  # slow among many processes
+        assert new & _kernel_names() == set()
         self.assert_ports_closed(ports)
         assert list(self.temp.iterdir()) == []
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(claim.PREFIX)}
