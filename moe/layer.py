@@ -10,6 +10,7 @@ import torch
 
 from pegahpc.kernels.selected import Kernels
 from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.moe.expert_load import ExpertLoad
 from pegahpc.moe.shape import RouterShape
 
 
@@ -30,6 +31,7 @@ class MoELayer:
 
     def __init__(self, shape: RouterShape, weights: MoEWeights, kernels: Kernels, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
+        self.load = ExpertLoad(dispatcher.num_local_experts)
         self._route = kernels.router(gate_HE=weights.gate_HE, bias_E=weights.bias_E, **shape.arguments)
         self._experts = kernels.experts(gate_up_EHW=weights.gate_up_EHI, down_EWH=weights.down_EIH)
         self._output = kernels.moe_output(
@@ -52,6 +54,8 @@ class MoELayer:
     def _exchange(self, x_LH: torch.Tensor, topk_idx_LK: torch.Tensor) -> torch.Tensor:
         """Rows to their experts, this rank's experts over whatever arrives, outputs home: [L, K, H]."""
         received = self.dispatcher.dispatch(x_LH, topk_idx_LK)
+        if received.rows_QH.shape[0]:
+            self.load.count(received.group_sizes)
         return self.dispatcher.combine(self._experts(received.rows_QH, received.group_sizes), received)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-ROWS, SEEN, STEPS = "pegahpc_expert_rows_total", "pegahpc_experts_seen_total", "pegahpc_moe_steps_total"
+ROWS, SEEN, STEPS = "pegahpc:expert_rows_total", "pegahpc:experts_seen_total", "pegahpc:moe_steps_total"
 Counts = Mapping[tuple[str, int, int], float]  # (name, layer, expert or -1) -> total of all ranks
 
 

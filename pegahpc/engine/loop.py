@@ -24,14 +24,17 @@ from pegahpc.engine.scheduler import Scheduler
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.engine.status import StatusBlock
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING, ChainView, Dispatcher
+from pegahpc.moe.layer import MoELayer
 from pegahpc.page_names import root_name
 from pegahpc.vocabulary import Vocabulary
 from pegahpc.wire.messages import (
     Aborted,
     Attach,
     Draining,
+    ExpertLoads,
     Failed,
     Finished,
+    LayerExperts,
     Load,
     PhaseTimes,
     Rejected,
@@ -99,7 +102,14 @@ class Engine:
         self._named_page_tokens = 0 if prefix_salt is None else scheduler.pool.page_tokens
         self._root = b"" if prefix_salt is None else root_name(prefix_salt)
         self.clock = PhaseClock()
-        self._publisher = Publisher(rank=rank, pool=scheduler.pool, read_load=self.load, read_times=self.phase_times)
+        self._publisher = Publisher(
+            rank=rank,
+            pool=scheduler.pool,
+            read_load=self.load,
+            read_times=self.phase_times,
+            read_experts=self.expert_loads,
+        )
+        self._num_busy_steps = 0
         self._num_non_finite = 0
         self._is_stopping = False
         self._drain_until_s = 0.0
@@ -136,7 +146,9 @@ class Engine:
         told = self.runner.step(spans)
         self.status.step += 1
         self._apply(spans, told)
-        return self.dispatcher.chain_view()
+        view = self.dispatcher.chain_view()
+        self._num_busy_steps += view.has_work
+        return view
 
     def drain(self, inbox: Inbox) -> None:
         """Take every message that waits; what cannot be read is logged and changes nothing."""
@@ -189,6 +201,16 @@ class Engine:
         self._publisher.publish(inbox, step=self.status.step, updates=self.outbox.take())
         if is_last:
             raise EngineError(f"rank {self.rank}: {NON_FINITE}")
+
+    def expert_loads(self) -> ExpertLoads:
+        """What this rank's routed experts were asked to do since the start."""
+        layers = enumerate(layer.ffn for layer in self.runner.decoder.layers)
+        return ExpertLoads(
+            num_steps=self._num_busy_steps,
+            first_expert=self.dispatcher.first_expert,
+            layers=[LayerExperts(number, ffn.load.rows_E.tolist(), ffn.load.num_seen) for number, ffn in layers
+                    if isinstance(ffn, MoELayer)],
+        )  # fmt: skip
 
     def phase_times(self) -> PhaseTimes:
         """Where the loop's time went since the start."""

@@ -12,6 +12,7 @@ from pegahpc.wire.messages import (
     HEARTBEAT_S,
     WIRE_VERSION,
     Attach,
+    ExpertLoads,
     KvEvents,
     Load,
     PhaseTimes,
@@ -38,12 +39,19 @@ class Publisher:
     """Knows the clients that attached, and what each has heard."""
 
     def __init__(
-        self, *, rank: int, pool: PagePool, read_load: Callable[[], Load], read_times: Callable[[], PhaseTimes]
+        self,
+        *,
+        rank: int,
+        pool: PagePool,
+        read_load: Callable[[], Load],
+        read_times: Callable[[], PhaseTimes],
+        read_experts: Callable[[], ExpertLoads],
     ) -> None:
         self._rank = rank
         self._read_load = read_load
         self._pool = pool
         self._read_times = read_times
+        self._read_experts = read_experts
         self._clients: set[bytes] = set()
         self._new_clients: set[bytes] = set()  # attached since the last message: they get a snapshot of names
         self._heartbeat_at_s = 0.0
@@ -68,7 +76,8 @@ class Publisher:
         targets = self._clients | updates.keys() if is_due or events else updates.keys()
         if not targets:
             return
-        load, times = self._read_load(), self._read_times() if is_due else None
+        load = self._read_load()
+        times, experts = (self._read_times(), self._read_experts()) if is_due else (None, None)
         for client in targets:
             is_new = client in self._new_clients
             outputs = StepOutputs(
@@ -78,6 +87,7 @@ class Publisher:
                 updates=updates.get(client, []),
                 kv_events=KvEvents(stored=self._pool.names, is_snapshot=True) if is_new else events,
                 phases=times,
+                experts=experts,
             )
             self._send(outlet, client, encode(outputs))
         self._new_clients -= targets

@@ -10,9 +10,10 @@ from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pegahpc.gateway.expert_counters import ExpertCounters
 from pegahpc.gateway.router import Reason
 from pegahpc.gateway.step_counters import StepCounters
-from pegahpc.wire.messages import Load, PhaseTimes, RequestUpdate
+from pegahpc.wire.messages import ExpertLoads, Load, PhaseTimes, RequestUpdate
 
 LABELS: Final = ("model_name", "engine")
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -52,6 +53,8 @@ class GatewayMetrics:
         )
         self.steps = StepCounters(LABELS)
         registry.register(self.steps)
+        self.experts = ExpertCounters(LABELS)
+        registry.register(self.experts)
         self._http = Counter("http_requests", "Responses.", ("handler", "status"), registry=registry)
 
     def for_rank(self, rank: int) -> RankMetrics:
@@ -88,7 +91,7 @@ class RankMetrics:
         self.routed = {reason: metrics.routed.labels(*labels, reason) for reason in get_args(Reason)}
         self._gauges = (metrics.running.labels(*labels), metrics.waiting.labels(*labels), metrics.cache.labels(*labels))
         self._prefix_pages = metrics.prefix_pages.labels(*labels)
-        self._steps = metrics.steps
+        self._steps, self._experts = metrics.steps, metrics.experts
 
     def watch(
         self,
@@ -96,10 +99,12 @@ class RankMetrics:
         *,
         num_prefix_pages: Callable[[], int],
         totals: Callable[[], tuple[int, PhaseTimes]],
+        experts: Callable[[], ExpertLoads],
     ) -> None:
-        """Read the rank's newest load, its known pages, its steps and phases when scraped."""
+        """Read the rank's newest load, its known pages, its steps and phases, its experts when scraped."""
         self._prefix_pages.set_function(num_prefix_pages)
         self._steps.watch(self._labels, totals)
+        self._experts.watch(self._labels, experts)
         running, waiting, cache = self._gauges
         running.set_function(lambda: load().num_running)
         waiting.set_function(lambda: load().num_waiting)

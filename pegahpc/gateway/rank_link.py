@@ -17,6 +17,7 @@ from pegahpc.gateway.streams import Stream
 from pegahpc.wire.messages import (
     Abort,
     Attach,
+    ExpertLoads,
     Failed,
     PhaseTimes,
     RequestUpdate,
@@ -45,6 +46,7 @@ class RankLink:
         self.streams: dict[str, Stream] = {}
         self.step = -1  # before the first message
         self.phases = PhaseTimes()
+        self.experts = ExpertLoads(num_steps=0, first_expert=0, layers=[])
         self.advanced_at_s = time.monotonic()
         self.has_answered = asyncio.Event()
         self.is_down = False  # from a failure of ours to the first message after it
@@ -55,6 +57,7 @@ class RankLink:
             lambda: self.view.load,
             num_prefix_pages=lambda: router.prefixes.num_pages(rank),
             totals=lambda: (max(self.step, 0), self.phases),
+            experts=lambda: self.experts,
         )
 
     def send(self, message: ToRank) -> None:
@@ -132,6 +135,8 @@ class RankLink:
             self.step, self.advanced_at_s = outputs.step, now_s
         if outputs.phases is not None:
             self.phases = outputs.phases
+        if outputs.experts is not None:
+            self.experts = outputs.experts
         self._router.on_report(outputs)
         self.is_down = False
         self.has_answered.set()

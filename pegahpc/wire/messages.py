@@ -176,6 +176,22 @@ class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
+class LayerExperts(msgspec.Struct, frozen=True, array_like=True):
+    """One MoE layer's routed experts on one rank, since the start."""
+
+    layer: int
+    rows: list[int]  # that came to each local expert
+    num_seen: int  # experts with rows, summed over steps
+
+
+class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's experts were asked to do since the start."""
+
+    num_steps: int  # in which some rank had work: the same on all ranks
+    first_expert: int
+    layers: list[LayerExperts]
+
+
 class StepOutputs(msgspec.Struct, kw_only=True):
     """At most one message a step and client; with no updates at least every `HEARTBEAT_S`.
 
@@ -188,6 +204,7 @@ class StepOutputs(msgspec.Struct, kw_only=True):
     updates: list[RequestUpdate] = []
     kv_events: KvEvents | None = None
     phases: PhaseTimes | None = None  # with heartbeats
+    experts: ExpertLoads | None = None  # with heartbeats
 
 
 HEARTBEAT_S = 0.25

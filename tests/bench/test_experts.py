@@ -4,12 +4,12 @@ from pegahpc.bench.experts import expert_load, read_counts
 
 
 def exposition(rows: dict[tuple[int, int], int], seen: dict[int, int], steps: dict[int, int]) -> str:
-    lines = ["# TYPE pegahpc_expert_rows counter"]
-    lines += [f'pegahpc_expert_rows_total{{layer="{layer}",expert="{e}"}} {n}' for (layer, e), n in rows.items()]
-    lines += ["# TYPE pegahpc_experts_seen counter"]
-    lines += [f'pegahpc_experts_seen_total{{layer="{layer}"}} {n}' for layer, n in seen.items()]
-    lines += ["# TYPE pegahpc_moe_steps counter"]
-    lines += [f'pegahpc_moe_steps_total{{layer="{layer}"}} {n}' for layer, n in steps.items()]
+    lines = ["# TYPE pegahpc:expert_rows counter"]
+    lines += [f'pegahpc:expert_rows_total{{layer="{layer}",expert="{e}"}} {n}' for (layer, e), n in rows.items()]
+    lines += ["# TYPE pegahpc:experts_seen counter"]
+    lines += [f'pegahpc:experts_seen_total{{layer="{layer}"}} {n}' for layer, n in seen.items()]
+    lines += ["# TYPE pegahpc:moe_steps counter"]
+    lines += [f'pegahpc:moe_steps_total{{layer="{layer}"}} {n}' for layer, n in steps.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ from pegahpc.wire.messages import (
     Abort,
     Aborted,
     Attach,
+    ExpertLoads,
     Finished,
     KvEvents,
     Load,
@@ -49,8 +50,8 @@ def updates_for(
 class FakeEngine:
     """Answers each request with what `script` says, one message an update; requests and aborts are kept.
 
-    Set `is_frozen` to stop its pulse, `load` and `phases` to what it reports, `is_holding` to answer all but the last
-    update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so then.
+    Set `is_frozen` to stop its pulse, `load`, `phases` and `experts` to what it reports, `is_holding` to answer all but
+    the last update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so then.
     """
 
     def __init__(self, rank: int, secret: FleetSecret) -> None:
@@ -59,6 +60,7 @@ class FakeEngine:
         self.aborts: list[str] = []
         self.load = IDLE
         self.phases: PhaseTimes | None = None
+        self.experts: ExpertLoads | None = None
         self.pages: list[bytes] = []
         self.says_snapshot = True
         self.is_frozen = False
@@ -147,6 +149,7 @@ class FakeEngine:
                 updates=updates,
                 kv_events=events,
                 phases=self.phases,
+                experts=self.experts,
             )
             with contextlib.suppress(ConnectionError):  # the gateway may be gone
                 self._socket.send(self._client, encode(outputs))

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pegahpc.wire.messages import Failed, Load, PhaseTimes, RequestUpdate
+from pegahpc.wire.messages import ExpertLoads, Failed, LayerExperts, Load, PhaseTimes, RequestUpdate
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.fake_engine import updates_for
 
@@ -97,6 +97,21 @@ async def test_a_count_of_cached_tokens_that_cannot_be_does_not_end_the_rank(ser
     samples = await scrape(served)
     assert samples[key("vllm:prompt_tokens_by_source_total", source="cached")] == 10
     assert samples[key("vllm:prompt_tokens_by_source_total", source="computed")] == 10
+
+
+async def test_experts_are_told_by_layer_and_steps_with_work_once(serve: Serve) -> None:
+    async with serve(num_ranks=2) as served:
+        for rank, rows in enumerate(([5, 0], [2, 7])):
+            served.engines[rank].experts = ExpertLoads(
+                num_steps=3 + rank, first_expert=2 * rank, layers=[LayerExperts(1, rows, 4 + rank)]
+            )
+        await asyncio.sleep(0.4)
+        samples = await scrape(served)
+    want = {("0", "0"): 5, ("0", "1"): 0, ("1", "2"): 2, ("1", "3"): 7}
+    for (engine, expert), rows in want.items():
+        assert samples[key("pegahpc:expert_rows_total", engine, layer="1", expert=expert)] == rows
+    assert [samples[key("pegahpc:experts_seen_total", engine, layer="1")] for engine in "01"] == [4, 5]
+    assert samples["pegahpc:moe_steps_total", (("layer", "1"),)] == 4  # the newest that any rank told
 
 
 async def test_steps_and_phases_are_the_ranks_own_totals(serve: Serve) -> None:
