@@ -34,12 +34,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         ttft_ms, e2e_ms: first token, end of the stream; from when the request was due.
-        tpot_ms: of each request, the mean time of a token after its first; itl_ms: all times between two tokens. Both
-            None unless of every request each token's time is known; then stream_chunk_gap_ms, between two pieces of
-            a stream, stands in their place.
+        tpot_ms: of each request, the mean time of a token after its first. None if of one request it is not known how
+            many tokens came when (`num_uncounted`).
+        itl_ms: all times between two tokens. None if in one stream tokens came bundled (`num_bundled`), or uncounted;
+            then stream_chunk_gap_ms, between two pieces of a stream, stands in its place.
         send_lag_ms: how late the client itself was.
         failures: number by reason.
-        num_untimed: succeeded requests whose events are not one a token.
         unexplained_cached_tokens: prompt tokens that the server had in its cache, though nothing in this run put them
             there; None where that cannot be counted.
         goodput_per_s: requests a second within all limits; None without limits, or where one of them is not known.
@@ -49,7 +49,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     num_succeeded: int
     failures: dict[str, int]
-    num_untimed: int
+    num_uncounted: int
+    num_bundled: int
     input_tokens: int
     output_tokens: int
     cached_tokens: int | None
@@ -80,8 +81,8 @@ class Limits:
     def verdict(self, record: Record) -> bool | None:
         """Whether a request that succeeded is within all limits; None: one of its times is not known."""
         times = {"ttft": record.ttft_ms, "tpot": record.tpot_ms, "e2e": record.e2e_ms}
-        if record.output_tokens < 2:
-            times["tpot"] = 0.0  # there is no second token to wait for
+        if record.tokens_each is not None and record.tpot_ms is None:
+            times["tpot"] = 0.0  # no token came later than the first
         found = [(times[name], limit_ms) for name, limit_ms in self.limits_ms.items()]
         if any(time_ms is not None and time_ms > limit_ms for time_ms, limit_ms in found):
             return False
@@ -127,7 +128,9 @@ def figures(records: Sequence[Record], *, limits: Limits | None, num_devices: in
     good = [record for record in records if record.failure is None]
     duration_s = _duration_s(records)
     num_input, num_output = sum(r.input_tokens for r in good), sum(r.output_tokens for r in good)
-    has_token_times = all(record.has_token_times for record in good)
+    num_uncounted = sum(record.tokens_each is None for record in good)
+    num_bundled = sum(not record.has_token_times for record in good) - num_uncounted
+    has_token_times = not num_uncounted and not num_bundled
     gaps_ms = [gap for record in good for gap in record.gaps_ms]
     goodput = _num_within(good, limits)
 
@@ -142,7 +145,8 @@ def figures(records: Sequence[Record], *, limits: Limits | None, num_devices: in
         num_requests=len(records),
         num_succeeded=len(good),
         failures=dict(sorted(Counter(r.failure for r in records if r.failure is not None).items())),
-        num_untimed=sum(not record.has_token_times for record in good),
+        num_uncounted=num_uncounted,
+        num_bundled=num_bundled,
         input_tokens=num_input,
         output_tokens=num_output,
         cached_tokens=_sum_or_none([record.cached_tokens for record in good]),
@@ -155,7 +159,7 @@ def figures(records: Sequence[Record], *, limits: Limits | None, num_devices: in
         goodput_per_s=None if goodput is None else rate(goodput),
         goodput_share=None if goodput is None else round(goodput / len(records), 6),
         ttft_ms=stats([record.ttft_ms for record in good]),
-        tpot_ms=stats([r.tpot_ms for r in good if r.tpot_ms is not None]) if has_token_times else None,
+        tpot_ms=None if num_uncounted else stats([r.tpot_ms for r in good if r.tpot_ms is not None]),
         itl_ms=stats(gaps_ms) if has_token_times else None,
         stream_chunk_gap_ms=None if has_token_times else stats(gaps_ms),
         e2e_ms=stats([record.e2e_ms for record in good]),

@@ -185,7 +185,7 @@ def take_event(event: Event, answer: Answer, *, has_counts: bool) -> None:
         answer.usage = _counted(event.usage)
     for choice in event.choices[:1]:
         if has_counts and answer.usage is not None:
-            if new_tokens := answer.usage.completion_tokens - sum(answer.event_tokens):
+            if (new_tokens := answer.usage.completion_tokens - sum(answer.event_tokens)) > 0:
                 answer.on_tokens(new_tokens)
         elif _is_token(choice, answer):
             answer.on_tokens(None)

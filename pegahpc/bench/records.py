@@ -51,11 +51,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
     @property
-    def has_token_times(self) -> bool:
-        """Whether each token's time is known: one event a token, by the server's counts or by equal sums."""
+    def tokens_each(self) -> list[int] | None:
+        """Tokens of each event: the server's counts, else one, if there are as many events as tokens. None: unknown."""
         if self.event_tokens:
-            return set(self.event_tokens) == {1} and len(self.event_tokens) == self.output_tokens
-        return len(self.event_ms) == self.output_tokens
+            return self.event_tokens if len(self.event_tokens) == len(self.event_ms) else None
+        return [1] * len(self.event_ms) if len(self.event_ms) == self.output_tokens else None
+
+    @property
+    def has_token_times(self) -> bool:
+        """Whether each token has an event, and so a time, of its own."""
+        return self.tokens_each is not None and set(self.tokens_each) == {1}
 
     @property
     def ttft_ms(self) -> float:
@@ -74,10 +79,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean time of a token after the first; None for answers of one token, and where times are not known."""
-        if not self.has_token_times or self.output_tokens < 2:
+        """Mean time of a token after those of the first event; None where there are none, or counts are not known."""
+        counts = self.tokens_each
+        if counts is None or self.output_tokens == counts[0]:
             return None
-        return (self.event_ms[-1] - self.event_ms[0]) / (self.output_tokens - 1)
+        return (self.event_ms[-1] - self.event_ms[0]) / (self.output_tokens - counts[0])
 
 
 def failure_of(ask: Ask, answer: Answer, *, has_exact_length: bool) -> tuple[str, str] | None:

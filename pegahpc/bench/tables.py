@@ -65,9 +65,14 @@ def _rows(result: Result) -> list[tuple[str, list[str]]]:
 def _caption(result: Result) -> str:
     """What is not in the table, and why."""
     lines = ["medians over repeats ± half their range; TTFT and end to end count from when a request was due"]
-    if any(repeat.num_untimed for cell in result.cells for repeat in cell.repeats):
-        lines.append("no TPOT, no ITL: pieces of the streams are not one a token, so 'chunk gap' stands in their place")
-    if any(0 < repeat.num_succeeded < MIN_FOR_P99 for cell in result.cells for repeat in cell.repeats):
+    repeats = [repeat for cell in result.cells for repeat in cell.repeats]
+    if any(repeat.num_uncounted for repeat in repeats):
+        lines.append(
+            "no TPOT, no ITL where streams have not one piece a token, uncounted: 'chunk gap' is between pieces"
+        )
+    elif any(repeat.num_bundled for repeat in repeats):
+        lines.append("no ITL where tokens came bundled: 'chunk gap' is between pieces of a stream")
+    if any(0 < repeat.num_succeeded < MIN_FOR_P99 for repeat in repeats):
         lines.append(f"* of fewer than {MIN_FOR_P99} values")
     if result.num_devices is None:
         lines.append("no figures a GPU: how many there are is not known (--num-gpus)")

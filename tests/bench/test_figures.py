@@ -87,13 +87,22 @@ def test_without_the_number_of_devices_there_is_no_figure_a_device() -> None:
 
 def test_tpot_and_itl_are_withheld_when_one_stream_has_not_one_piece_a_token() -> None:
     found = of(record([10.0, 20.0]), record([10.0, 30.0], output_tokens=3))
-    assert found.tpot_ms is None and found.itl_ms is None and found.num_untimed == 1
+    assert found.tpot_ms is None and found.itl_ms is None and (found.num_uncounted, found.num_bundled) == (1, 0)
     assert found.stream_chunk_gap_ms is not None and found.stream_chunk_gap_ms.max == 20.0
 
 
-def test_the_servers_own_counts_decide_where_it_gives_them() -> None:
-    assert of(record([10.0, 20.0], event_tokens=[1, 1])).num_untimed == 0
-    assert of(record([10.0, 20.0], event_tokens=[1, 2], output_tokens=3)).num_untimed == 1
+def test_tokens_that_come_bundled_have_a_tpot_and_no_itl() -> None:
+    """Two tokens at 10 ms, one at 40, two at 70: three tokens came in the 60 ms after the first event."""
+    found = of(record([10.0, 40.0, 70.0], event_tokens=[2, 1, 2], output_tokens=5))
+    assert (found.num_uncounted, found.num_bundled) == (0, 1)
+    assert found.tpot_ms is not None and found.tpot_ms.p50 == 20.0
+    assert found.itl_ms is None and found.stream_chunk_gap_ms is not None and found.stream_chunk_gap_ms.p50 == 30.0
+    one_by_one = of(record([10.0, 20.0], event_tokens=[1, 1]))
+    assert one_by_one.num_bundled == 0 and one_by_one.itl_ms is not None
+
+
+def test_an_answer_that_came_at_once_is_within_every_limit_of_tpot() -> None:
+    assert of(record([10.0], event_tokens=[5], output_tokens=5), limits=parse_limits("tpot=1ms")).goodput_share == 1
 
 
 def test_an_answer_of_one_token_has_no_tpot_and_takes_it_from_nobody() -> None:

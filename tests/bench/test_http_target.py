@@ -53,7 +53,9 @@ async def test_known_times_give_the_known_figures(fake: FakeEndpoint, form: Form
     extras = {"continuous_usage_stats": True} if has_counts else {}
     records = await measured(fake, settings(fake, form, stream_extras=extras), num_requests=8, concurrency=2)
     found = figures(records, limits=None, num_devices=None)
-    assert found.failures == {} and found.num_untimed == 0 and found.output_tokens == 8 * NUM_TOKENS
+    assert (
+        found.failures == {} and found.num_uncounted == found.num_bundled == 0 and found.output_tokens == 8 * NUM_TOKENS
+    )
     assert found.ttft_ms is not None and found.tpot_ms is not None and found.itl_ms is not None and found.e2e_ms
     assert TTFT_S * 1e3 <= found.ttft_ms.p50 <= TTFT_S * 1e3 + LATE_MS
     assert ITL_S * 1e3 - 2 <= found.tpot_ms.p50 <= ITL_S * 1e3 + LATE_MS / 4
@@ -117,12 +119,12 @@ async def test_where_nobody_listens_every_request_says_so(fake: FakeEndpoint) ->
 async def test_a_token_without_text_withholds_tpot_unless_the_server_counts(fake: FakeEndpoint) -> None:
     fake.acts = lambda number: Act("textless")
     silent = figures(await measured(fake, settings(fake)), limits=None, num_devices=None)
-    assert silent.failures == {} and silent.num_untimed == 4 and silent.tpot_ms is None
+    assert silent.failures == {} and silent.num_uncounted == 4 and silent.tpot_ms is None
     assert silent.stream_chunk_gap_ms is not None
     fake.has_counts = True
     counting = settings(fake, stream_extras={"continuous_usage_stats": True})
     counted = figures(await measured(fake, counting), limits=None, num_devices=None)
-    assert counted.num_untimed == 0 and counted.tpot_ms is not None
+    assert counted.num_uncounted == counted.num_bundled == 0 and counted.tpot_ms is not None
 
 
 async def test_a_chat_grows_by_its_answers_and_keeps_its_session(fake: FakeEndpoint) -> None:

@@ -42,7 +42,11 @@ def test_an_engine_is_measured_token_by_token_without_http(tmp_path: Path) -> No
     assert [cell.key for cell in result.cells] == ["c3", "r50"]
     for cell in result.cells:
         for repeat in cell.repeats:
-            assert repeat.failures == {} and repeat.num_untimed == 0 and repeat.unexplained_cached_tokens == 0
+            assert (
+                repeat.failures == {}
+                and repeat.num_uncounted == repeat.num_bundled == 0
+                and repeat.unexplained_cached_tokens == 0
+            )
             assert repeat.output_tokens == NUM_REQUESTS * NUM_TOKENS and repeat.cached_tokens == 0
             assert repeat.itl_ms is not None and repeat.itl_ms.count == NUM_REQUESTS * (NUM_TOKENS - 1)
             assert repeat.goodput_share == 1
