@@ -51,7 +51,8 @@ class FakeEngine:
     """Answers each request with what `script` says, one message an update; requests and aborts are kept.
 
     Set `is_frozen` to stop its pulse, `load`, `phases` and `experts` to what it reports, `is_holding` to answer all but
-    the last update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so then.
+    the last update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so
+    then.
     """
 
     def __init__(self, rank: int, secret: FleetSecret) -> None:
