@@ -117,6 +117,38 @@ def test_an_attach_of_another_version_is_ignored_and_logged(
     assert inbox.sent == [] and "a client speaks version 99" in caplog.text
 
 
+def test_a_client_that_is_gone_is_forgotten_until_it_attaches_again(
+    engine: Engine, inbox: MemoryInbox, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: set[bytes] = set()
+    tried: list[bytes] = []
+    send = inbox.send
+
+    def send_if_there(client: bytes, payload: bytes) -> None:
+        tried.append(client)
+        if client in gone:
+            raise ConnectionError("the client is gone")
+        send(client, payload)
+
+    monkeypatch.setattr(inbox, "send", send_if_there)
+
+    def beat() -> list[bytes]:
+        tried.clear()
+        clock.now_s += HEARTBEAT_S
+        turn(engine, inbox)
+        return sorted(tried)
+
+    inbox.put(US, Attach())
+    inbox.put(THEM, Attach())
+    assert beat() == [THEM, US]
+    gone.add(THEM)
+    assert beat() == [THEM, US], "once more, to find out"
+    assert beat() == [US]
+    gone.clear()
+    inbox.put(THEM, Attach())
+    assert beat() == [THEM, US]
+
+
 NESTED = b"\x82\xa4type\xa7request\xa1x" + b"\x91" * 100_000 + b"\xc0"
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import admit, build, request
 from inboxes import MemoryInbox, turn, turns
+from msgspec.structs import replace
 from oracles import save_tiny
 
 from pegahpc.engine.loop import Engine, EngineError
@@ -74,6 +75,23 @@ def test_only_the_poisoned_request_fails(engine: Engine, inbox: MemoryInbox, wan
     assert inbox.tokens(US, "clean") == wanted
 
 
+@pytest.mark.parametrize("max_tokens", [0, 9])
+def test_a_prompt_whose_logprobs_are_wanted_fails_at_the_first_position_that_has_none(
+    engine: Engine, inbox: MemoryInbox, wanted: list[int], max_tokens: int
+) -> None:
+    """In chunks of 16 rows: what was finite has been told, and nothing after it.
+
+    The torch kernels multiply what they mask by zero, so there the poison spoils its chunk from the chunk's start.
+    """
+    asked = request("poisoned", [5] * 20 + [POISON] + [6] * 40, max_tokens)
+    inbox.put(US, replace(asked, prompt_logprobs=1))
+    turns(engine, inbox)
+    (terminal,) = inbox.terminals(US, "poisoned")
+    assert terminal in [Failed(f"non-finite logits at position {position}") for position in (17, 21)]
+    assert [len(update.prompt_logprobs) for update in inbox.updates(US) if update.prompt_logprobs] == [16]
+    assert engine.runner.slab.isfinite().all() and serve_clean(engine, inbox) == wanted
+
+
 def test_its_pages_are_zeroed_for_their_next_owner(engine: Engine, inbox: MemoryInbox, wanted: list[int]) -> None:
     inbox.put(US, request("poisoned", [5] * 30 + [POISON] + [6] * 60, 30))
     turns(engine, inbox)
@@ -103,8 +121,13 @@ def test_three_such_steps_in_a_row_end_the_rank(engine: Engine, inbox: MemoryInb
         turn(engine, inbox)
         turn(engine, inbox)  # a step that samples nothing neither counts nor resets
     inbox.put(US, request("third", [POISON], 1))
+    inbox.put(US, request("running", CLEAN, 60), request("waiting", CLEAN, 60))
     with pytest.raises(EngineError, match="rank 0: 3 steps in a row gave non-finite logits"):
         turn(engine, inbox)
+    assert inbox.terminals(US, "third") == [Failed("non-finite logits at position 1")]
+    for name in ("running", "waiting"):
+        assert inbox.terminals(US, name) == [Failed("3 steps in a row gave non-finite logits")]
+    assert not engine.scheduler.has_work
 
 
 def test_a_good_step_between_starts_the_count_anew(engine: Engine, inbox: MemoryInbox) -> None:
