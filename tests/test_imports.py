@@ -19,6 +19,7 @@ LIGHT = (
     "pegahpc.models.lines",
     "pegahpc.plan",
     "pegahpc.rank",
+    "pegahpc.vocabulary",
     "pegahpc.wire.messages",
     "pegahpc.wire.sockets",
 )

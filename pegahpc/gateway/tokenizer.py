@@ -17,6 +17,7 @@ from pegahpc.gateway.detokenizer import (
     byte_token_ids,
     token_bytes,
 )
+from pegahpc.vocabulary import token_ids
 
 SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -75,7 +76,7 @@ class TextCodec:
     @property
     def vocab_size(self) -> int:
         """One more than the highest id, added tokens included."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(token_ids(self._tokenizer), default=-1) + 1
 
     def special_tokens(self) -> dict[str, str]:
         """`bos_token` and the like, as a chat template sees them."""
