@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pegahpc.config import ConfigError, compose_fleet
+from pegahpc.config import ConfigError
 from pegahpc.launch.printing import complain, print_json, print_rich, write
 
 if TYPE_CHECKING:
     from pegahpc.bench.options import RunOptions
     from pegahpc.bench.ready import Subject
     from pegahpc.bench.result import Result
-    from pegahpc.bench.served import KnownFleet
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 WHO, WHAT, HOW, COUNT, OUT = "Who is asked", "What is asked", "How it is offered", "What counts", "What comes of it"
@@ -197,6 +195,7 @@ def run(
       pegahpc bench run --engine model=checkpoint model.path=/models/X model.name=x
     """
     from pegahpc.bench.options import RunOptions
+    from pegahpc.launch.bench_subjects import endpoint_at, engine_of, read_key, running_fleet
 
     options = RunOptions(
         input_tokens=input_tokens,
@@ -232,11 +231,11 @@ def run(
     if ctx.args and not engine:
         raise ConfigError(f"{ctx.args[0]}: overrides configure an engine that is built here; say --engine")
     if engine:
-        subject = _engine(ctx.args)
+        subject = engine_of(ctx.args)
     elif url is not None:
-        subject = _endpoint(url, model, key_env, key_file)
+        subject = endpoint_at(url, model=model, key=read_key(key_env, key_file))
     else:
-        subject = _fleet(home, name, model, is_wire=wire)
+        subject = running_fleet(home, name, model=model, is_wire=wire)
     _run(options, subject, json=json)
 
 
@@ -317,60 +316,3 @@ def _plot(path: Path, result: Result) -> None:
         raise ConfigError(f"--plot: {result.raw.name} is not beside {path.name}, or not the one that it was made from")
     for picture in plot(path, result, records):
         write(f"{picture}\n")
-
-
-def _engine(overrides: list[str]) -> Subject:
-    from pegahpc.bench.ready import InProcess
-    from pegahpc.plan import resolve
-
-    has_topology = any(override.startswith(("topology=", "topology.")) for override in overrides)
-    return InProcess(resolve(compose_fleet(overrides if has_topology else ["topology=ep1", *overrides])))
-
-
-def _endpoint(url: str, model: str | None, key_env: str, key_file: Path | None) -> Subject:
-    from pegahpc.bench.ready import OverHttp
-
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: {url!r} must begin with http:// or https://")
-    if "@" in url.split("/")[2]:
-        raise ConfigError("--url: a password has no place in a result; use --key-env or --key-file")
-    try:
-        api_key = key_file.read_text().strip() if key_file else os.environ.get(key_env)
-    except OSError as error:
-        raise ConfigError(f"--key-file: {key_file} cannot be read: {error.strerror}") from None
-    return OverHttp(url=url, api_key=api_key, model=model)
-
-
-def _fleet(home: str | None, name: str | None, model: str | None, *, is_wire: bool) -> Subject:
-    from pegahpc.bench.ready import OverHttp, OverWire
-
-    fleet = _known_fleet(home, name)
-    if is_wire:
-        if not fleet.config or not fleet.model_folder.is_dir():
-            raise ConfigError("--wire: needs the fleet's checkpoint on this file system; measure it over HTTP")
-        return OverWire(fleet)
-    return OverHttp(url=fleet.url, api_key=fleet.secret.api_key, model=model, fleet=fleet)
-
-
-def _known_fleet(home: str | None, name: str | None) -> KnownFleet:
-    from pegahpc.bench.served import KnownFleet
-    from pegahpc.launch.endpoint import address_of
-    from pegahpc.launch.fleets import find_home, one_fleet
-    from pegahpc.wire.keys import FleetSecret
-
-    found = find_home(home, os.environ)
-    record = one_fleet(found, name)
-    folder = found / "fleets" / record.name
-    address, _ = address_of(folder, record)
-    return KnownFleet(
-        name=record.name,
-        url=address,
-        model=record.model,
-        host=record.host,
-        source=record.source,
-        fingerprint=record.fingerprint,
-        config=record.config,
-        devices=[entry.device for entry in record.ranks],
-        endpoints=[entry.endpoint for entry in record.ranks],
-        secret=FleetSecret.load(folder / "secret"),
-    )

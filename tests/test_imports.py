@@ -10,6 +10,7 @@ import pytest
 HEAVY = ("torch", "transformers")
 LIGHT = (
     "pegahpc.atomic",
+    "pegahpc.bench.command",
     "pegahpc.checkpoint.manifest",
     "pegahpc.config",
     "pegahpc.gateway.app",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -115,7 +116,7 @@ def stats(values: Sequence[float]) -> Stats | None:
     if not values:
         return None
     p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99), method="linear").tolist()
-    found = {"mean": float(np.mean(values)), "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": max(values)}
+    found = {"mean": fmean(values), "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": max(values)}
     return Stats(count=len(values), **{name: round(value, 4) for name, value in found.items()})
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pegahpc.config import ConfigError
 from pegahpc.launch.children import python_module
 from tests.bench.fake_endpoint import Act, FakeEndpoint
 from tests.bench.test_experts import AFTER, BEFORE
+from tests.bench.test_provenance import fleet as known_fleet
 
 LABELS = ("code=somebody-1.0", "config=--fast", "model=rev7", "hardware=8xH200")
 
@@ -81,6 +83,22 @@ async def test_of_an_endpoint_that_is_not_ours_no_claim_is_made_without_labels(
     assert result.no_claim[:3] == missing and "no claim" in result.headline
     path = tmp_path / "a.json"
     assert "baseline_provenance_missing:hardware" in compare_files(path, path).reasons
+
+
+async def test_of_a_fleet_of_ours_what_is_not_known_is_refused_until_a_label_says_it(
+    fake: FakeEndpoint, tmp_path: Path
+) -> None:
+    stranger = known_fleet(source="other", url=fake.url)  # it runs other code, on another host
+    options = RunOptions(num_requests=2, repeats=1, output_tokens="2", output=tmp_path / "a.json")
+    subject = OverHttp(url=fake.url, api_key=None, model=None, fleet=stranger)
+    with pytest.raises(
+        ConfigError, match=r"^--label: numbers without provenance are refused\. Missing: code .*hardware"
+    ):
+        await asyncio.to_thread(run, options, subject, Watcher())
+    assert list(tmp_path.iterdir()) == []
+    labelled = replace(options, labels=["code=abc", "hardware=2xH200"])
+    _, result = await asyncio.to_thread(run, labelled, subject, Watcher())
+    assert (result.server["code"], result.num_devices, result.server["device"]) == ("abc", 2, "cuda")
 
 
 async def test_the_warm_up_is_sent_and_not_counted(fake: FakeEndpoint, tmp_path: Path) -> None:

@@ -101,22 +101,8 @@ def test_a_fleet_is_measured_over_http_and_over_its_wire_and_the_two_are_compare
     fleet: LiveFleet, tmp_path: Path
 ) -> None:
     fleet.when_ready()
-    small = [
-        "--home",
-        str(tmp_path / "home"),
-        "-n",
-        "8",
-        "-t",
-        "16",
-        "-i",
-        "40",
-        "-c",
-        "4",
-        "--warmup",
-        "1",
-        "--label",
-        CODE,
-    ]
+    small = ["--home", str(tmp_path / "home"), "-n", "4", "-t", "8", "-i", "40", "-c", "4", "--warmup", "1"]
+    small += ["--label", CODE]
     paths = {"http": tmp_path / "http.json", "wire": tmp_path / "wire.json"}
     for number, (name, path) in enumerate(paths.items()):
         way = ["--wire"] if name == "wire" else ["--plot"]
@@ -132,6 +118,13 @@ def test_a_fleet_is_measured_over_http_and_over_its_wire_and_the_two_are_compare
     for document in (http, wire):
         repeats = document["cells"][0]["repeats"]
         assert [(repeat["num_succeeded"], repeat["output_tokens"]) for repeat in repeats] == [(4, 32)] * 3
+    alike = {"num_requests": 4, "output_tokens": "8", "input_tokens": "40", "concurrency": "4", "repeats": 3, "seed": 1}
+    engine_run(tmp_path / "engine.json", **alike)
+    comparison = compare_files(paths["wire"], tmp_path / "engine.json")  # the same seed: the same requests
+    assert comparison.unlike == [] and comparison.rows and comparison.subjects[0] == "kind: wire -> engine"
+    engine = json.loads((tmp_path / "engine.json").read_text())
+    answers = [[repeat["outputs_sha256"] for repeat in each["cells"][0]["repeats"]] for each in (wire, engine)]
+    assert answers[0] == answers[1]  # and the same answers, on two ranks and on one
     ran = typed("compare", *map(str, paths.values()))
     assert ran.returncode == 1 and "workload_changed:seed" in ran.stdout  # other seeds: unlike
     ran = typed("run", *small, "--repeats", "1", "-o", str(tmp_path / "again.json"))
