@@ -23,7 +23,7 @@ class World:
             subprocess.Popen([sys.executable, WORKER], stdin=pipe, stdout=pipe, text=True, env=env)
             for _ in range(world_size)
         ]
-        overrides = [f"topology=ep{world_size}"]
+        overrides = [f"topology=ep{world_size}", "cluster.device=cpu"]
         about = {"kind": kind, "path": str(path), "overrides": overrides, **job}
         self.tell([about | {"rank": rank} for rank in range(world_size)])
 

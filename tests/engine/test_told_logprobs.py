@@ -13,10 +13,11 @@ from engines import GREEDY, Collected, build, run
 from inboxes import MemoryInbox
 from msgspec.structs import replace
 from oracles import TINY_MOE, load_oracle, oracle_logits, save_tiny
-from thread_world import BEST, run_threads, thread_world
+from thread_world import run_threads, thread_world
 
 from pegahpc.engine.loop import Engine
 from pegahpc.engine.readout import PROMPT_ROWS
+from pegahpc.moe.dispatch_fabric import FabricDispatcher
 from pegahpc.wire.messages import Finished, Request, RequestUpdate, Sampling, TokenLogprob
 
 US = b"us"
@@ -87,7 +88,7 @@ def after_a_prefix_hit(folder: Path) -> dict[str, Told]:
 
 
 def on_two_ranks(folder: Path) -> dict[str, Told]:
-    engines = thread_world(folder, kinds=[BEST, BEST])
+    engines = thread_world(folder, kinds=[FabricDispatcher] * 2)
     inboxes = [MemoryInbox(), MemoryInbox()]
     inboxes[0].put(US, *REQUESTS[:3])
     inboxes[1].put(US, *REQUESTS[3:])

@@ -221,5 +221,5 @@ def test_a_product_that_changes_with_the_row_count_is_found(monkeypatch: pytest.
 
 
 def test_every_op_with_rows_is_covered_here_or_in_a_file_of_its_own() -> None:
-    others = {"latent_attention", "latent_rows", "matmul_heads", "route_tokens"}
+    others = {"grouped_swiglu_packed", "latent_attention", "latent_rows", "matmul_heads", "route_tokens"}
     assert set(ARGUMENTS) | others == set(PLAIN)
