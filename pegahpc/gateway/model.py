@@ -22,7 +22,7 @@ class ServedModel:
         ConfigError: a tokenizer file is missing or damaged, or a chat template cannot be read.
 
     Args:
-        page_tokens: tokens of a page of the engines' caches.
+        page_tokens: tokens of a page of the engines' caches; 0: where pages are does not matter, so they get no names.
         max_body_bytes: of a request; it bounds what rendering a chat may take.
     """
 
@@ -74,7 +74,7 @@ class ServedModel:
 
         That token is always computed, so a page that ends with it can never be hit.
         """
-        return page_names(prompt_tokens[:-1], self._page_tokens, self._root_name)
+        return page_names(prompt_tokens[:-1], self._page_tokens, self._root_name) if self._page_tokens else []
 
     def _prompt(self, generation: Generation, idx: int) -> Prompt:
         tokens = self._prompt_tokens(generation, idx)
