@@ -94,12 +94,12 @@ class Engines:
         times = link.metrics.times(arrived_s, num_prompt_tokens=len(request.prompt_tokens))
         stream = Stream(request.id, times=times, mailbox=mailbox, index=index)
         link.streams[request.id] = stream
-        link.view.on_sent(request.id)
+        self._router.on_sent(link.rank, request.id, hint)
         link.send(request)
         try:
             yield stream
         finally:
-            link.view.on_closed(request.id)
+            self._router.on_closed(link.rank, request.id)
             if link.streams.pop(request.id, None) is not None:
                 link.send(Abort(request.id))
 

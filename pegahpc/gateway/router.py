@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pegahpc.gateway.prefix_index import PrefixIndex
@@ -38,7 +39,7 @@ def choose(
     """The policy, in this order, over the live ranks.
 
     1. The session's rank: it has the conversation, its newest answer included.
-    2. The rank with the longest cached prefix, of at least one page; of equal ones the least loaded.
+    2. The rank with the longest prefix, cached or about to be, of at least one page; of equal ones the least loaded.
     3. The least loaded rank.
 
     Ties go to the lowest rank. 1 and 2 only see ranks whose load is at most `load_bound` above the least: prefill that
@@ -48,7 +49,7 @@ def choose(
 
     Args:
         loads: running + 4 * waiting of each live rank.
-        prefix_pages: pages that a rank has of the prompt's beginning; no entry for none.
+        prefix_pages: pages that a rank has, or is about to have, of the prompt's beginning; no entry for none.
         session_rank: None when the request has no session, or a new one.
 
     Raises:
@@ -67,9 +68,9 @@ def choose(
 class Router:
     """All that is known of the ranks, by what they report, and the choice from it."""
 
-    def __init__(self, num_ranks: int, *, load_bound: int) -> None:
+    def __init__(self, num_ranks: int, *, load_bound: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.views = [RankView() for _ in range(num_ranks)]
-        self.prefixes = PrefixIndex(num_ranks)
+        self.prefixes = PrefixIndex(num_ranks, clock=clock)
         self._sessions = Sessions()
         self._load_bound = load_bound
 
@@ -84,11 +85,24 @@ class Router:
         self._sessions.remember(hint.session, choice.rank)
         return choice
 
+    def on_sent(self, rank: int, request_id: str, hint: RouteHint) -> None:
+        """A request goes to a rank: the next one with its prefix should know."""
+        self.views[rank].on_sent(request_id)
+        self.prefixes.await_pages(request_id, rank, hint.page_names)
+
+    def on_closed(self, rank: int, request_id: str) -> None:
+        """A request ended, whoever ended it."""
+        self.views[rank].on_closed(request_id)
+        self.prefixes.settle(request_id)
+
     def on_report(self, outputs: StepOutputs) -> None:
         """A rank's newest load, and what its cache gained and lost."""
         self.views[outputs.rank].on_report(outputs)
         if outputs.kv_events is not None:
             self.prefixes.apply(outputs.rank, outputs.kv_events)
+        for update in outputs.updates:
+            if update.tokens or update.terminal is not None:  # its pages are stored by now, or will not be
+                self.prefixes.settle(update.id)
 
     def on_down(self, rank: int) -> None:
         """The connection to a rank is gone, and maybe the rank: what its cache holds is no longer known."""

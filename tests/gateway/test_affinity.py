@@ -134,6 +134,51 @@ async def test_a_session_leaves_a_rank_that_falls_silent(serve: Serve) -> None:
         assert await rank_of(served, [5], "a") == 0
 
 
+async def test_a_burst_with_one_new_prefix_goes_to_as_few_ranks_as_the_load_bound_allows(serve: Serve) -> None:
+    async with serve(num_ranks=8) as served:
+        await until_known(served, *[0] * 8)
+        for engine in served.engines:
+            engine.is_frozen = True  # nobody answers, nobody reports: the whole burst is on its way at once
+        burst = [asyncio.create_task(served.complete(prompt=[*PROMPT, 3 + idx])) for idx in range(16)]
+        await until(lambda: sum(len(engine.requests) for engine in served.engines) == 16)
+        # each counts 4, and the bound is 8: three go to a rank before the next one has its turn
+        assert [len(engine.requests) for engine in served.engines] == [3, 3, 3, 3, 3, 1, 0, 0]
+        samples = await scrape(served)
+        reasons = {
+            reason: sum(samples[key("pegahpc:routing_decisions_total", str(rank), reason=reason)] for rank in range(8))
+            for reason in ("prefix", "load")
+        }
+        assert reasons == {"prefix": 10, "load": 6}
+        for task in burst:
+            task.cancel()
+        await asyncio.gather(*burst, return_exceptions=True)
+
+
+async def test_what_a_client_that_left_would_have_stored_is_nowhere(serve: Serve) -> None:
+    async with serve(num_ranks=2) as served:
+        await until_loaded(served, 1, Load(num_running=1, num_waiting=0, used_pages=0, total_pages=100))
+        served.engine.is_holding = True
+        asked = asyncio.create_task(served.complete(prompt=PROMPT))
+        await asyncio.to_thread(served.engine.wait_for_request)
+        served.engine.is_holding = False  # this one is never answered, the next ones are
+        await until_loaded(served, 0, Load(num_running=2, num_waiting=0, used_pages=0, total_pages=100))
+        assert await rank_of(served, [*PROMPT, 4]) == 0
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await asyncio.to_thread(served.engine.wait_for_abort, served.engine.requests[0].id)
+        assert await rank_of(served, [*PROMPT, 5]) == 1
+
+
+async def test_where_pages_are_is_not_asked_without_a_prefix_cache_or_with_one_rank(serve: Serve) -> None:
+    for overrides, num_ranks in ((["engine.prefix_cache=false"], 2), ([], 1)):
+        async with serve(*overrides, num_ranks=num_ranks) as served:
+            served.engines[-1].change_cache(stored=names_of(PROMPT))
+            await until_known(served, *[0] * (num_ranks - 1), 4)
+            assert await rank_of(served, PROMPT) == 0
+            samples = await scrape(served)
+            assert samples[key("pegahpc:routing_decisions_total", "0", reason="load")] == 1
+
+
 async def test_every_decision_is_counted_by_its_reason(serve: Serve) -> None:
     async with serve(num_ranks=2) as served:
         served.engines[1].change_cache(stored=names_of(PROMPT))

@@ -1,6 +1,6 @@
 """Which rank is chosen, by numbers worked out by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,20 +128,90 @@ def test_the_choice_is_that_of_a_list_sorted_by_the_written_policy(
     )
 
 
+IDLE = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=1)
+
+
+def router_of(num_ranks: int, *stored: bytes, load_bound: int = 8, clock: Callable[[], float] = lambda: 0.0) -> Router:
+    """Idle ranks, the first of which has these pages."""
+    router = Router(num_ranks, load_bound=load_bound, clock=clock)
+    for rank in range(num_ranks):
+        events = KvEvents(stored=[] if rank else list(stored), is_snapshot=True)
+        router.on_report(StepOutputs(rank=rank, step=1, load=IDLE, kv_events=events))
+    return router
+
+
+def send(router: Router, request_id: str, *names: bytes) -> Choice:
+    hint = RouteHint(names)
+    choice = router.route(hint, live=range(len(router.views)))
+    router.on_sent(choice.rank, request_id, hint)
+    return choice
+
+
 def test_a_hot_prefix_spreads_over_all_ranks_as_its_load_grows() -> None:
-    router = Router(4, load_bound=8)
-    idle = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=1)
-    snapshots = [KvEvents(stored=[b"hot"] if rank == 0 else [], is_snapshot=True) for rank in range(4)]
-    for rank, events in enumerate(snapshots):
-        router.on_report(StepOutputs(rank=rank, step=1, load=idle, kv_events=events))
-    chosen = []
-    for idx in range(12):
-        choice = router.route(RouteHint([b"hot"]), live=range(4))
-        router.views[choice.rank].on_sent(str(idx))
-        chosen.append(choice)
-    # 4 a request just sent: rank 0 takes three, then again one whenever the others have caught up to within 8
-    assert [rank for rank, _ in chosen] == [0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert [reason for rank, reason in chosen] == ["prefix" if rank == 0 else "load" for rank, _ in chosen]
+    router = router_of(4, b"hot")
+    chosen = [send(router, str(idx), b"hot") for idx in range(14)]
+    # 4 a request just sent: a rank takes three, then the next one, which has it too from then on
+    assert [rank for rank, _ in chosen] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 0, 1]
+    assert [idx for idx, (_, reason) in enumerate(chosen) if reason == "load"] == [3, 6, 9]
+
+
+def test_a_burst_with_one_new_prefix_goes_to_as_few_ranks_as_the_load_bound_allows() -> None:
+    chosen = [send(router, str(idx), b"new", bytes([idx])).rank for router in [router_of(8)] for idx in range(16)]
+    assert chosen == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5]  # three make 12, 8 more than the next one has
+    chosen = [
+        send(router, str(idx), b"new", bytes([idx])).rank
+        for router in [router_of(8, load_bound=64)]
+        for idx in range(16)
+    ]
+    assert chosen == [0] * 16
+
+
+def test_what_a_rank_is_about_to_store_counts_until_the_request_is_over() -> None:
+    router = router_of(2)
+    assert send(router, "a", b"x", b"y") == (0, "load")
+    assert send(router, "b", b"x") == (0, "prefix")
+    router.on_closed(0, "a")
+    assert send(router, "c", b"x") == (0, "prefix")  # b will store it
+    assert send(router, "d", b"y") == (1, "load")
+    router.on_closed(0, "b")
+    router.on_closed(0, "c")
+    assert router.prefixes.prefix_pages([b"x"]) == {}
+    router.on_closed(1, "d")
+    router.on_closed(1, "d")  # nobody minds
+    assert router.prefixes.prefix_pages([b"y"]) == {}
+
+
+def test_after_the_first_token_only_what_the_rank_says_counts() -> None:
+    router = router_of(2)
+    send(router, "a", b"x", b"y", b"z")
+    scheduled = StepOutputs(rank=0, step=2, load=IDLE, updates=[RequestUpdate(id="a")])
+    router.on_report(scheduled)
+    assert router.prefixes.prefix_pages([b"x", b"y", b"z"]) == {0: 3}
+    first = StepOutputs(
+        rank=0,
+        step=3,
+        load=IDLE,
+        updates=[RequestUpdate(id="a", tokens=[7])],
+        kv_events=KvEvents(stored=[b"x", b"y"]),
+    )
+    router.on_report(first)
+    assert router.prefixes.prefix_pages([b"x", b"y", b"z"]) == {0: 2}
+
+
+def test_what_a_rank_has_not_stored_for_a_minute_no_longer_counts() -> None:
+    now_s = 0.0
+    router = router_of(3, clock=lambda: now_s)
+    send(router, "a", b"x")
+    now_s = 30.0
+    send(router, "b", b"x", b"y")
+    now_s = 59.9
+    assert router.prefixes.prefix_pages([b"x", b"y"]) == {0: 2}
+    now_s = 89.9
+    assert router.prefixes.prefix_pages([b"x", b"y"]) == {0: 2}
+    now_s = 90.1
+    assert router.prefixes.prefix_pages([b"x", b"y"]) == {}
+    router.on_closed(0, "a")
+    assert send(router, "c", b"x") == (1, "load")
 
 
 def test_a_session_follows_its_requests_and_is_forgotten_with_its_rank() -> None:
