@@ -64,11 +64,14 @@ class LiveFleet(RunningFleet):
         return str(Endpoint(*self.address()).chat(body)["choices"][0]["message"]["content"])
 
     def who(self) -> dict[str, int]:
-        """Pids by the names that people use; of each process the log that it writes to tells."""
+        """Pids by the names that people use; of each process the log that it writes to tells.
+
+        What a process has started (the gateway its renderers of chats) writes to the same log.
+        """
+        logs = {pid: Path(_link(pid, "fd/2")) for pid in self.pids()}
         found = {"launcher": self.launcher.pid}
-        for pid in self.pids():
-            log = Path(_link(pid, "fd/2"))
-            if log.parent == self.folder / "logs":
+        for pid, log in logs.items():
+            if log.parent == self.folder / "logs" and logs.get(_parent(pid)) != log:
                 found[log.stem.replace("-", " ")] = pid
         return found
 
@@ -93,6 +96,13 @@ class LiveFleet(RunningFleet):
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(claim.PREFIX)}
         assert names <= BESIDE_RECORD_AND_LOGS
         assert claim.holder_of(self.folder) is None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _command(pid: int) -> str:
