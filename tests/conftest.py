@@ -15,6 +15,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Sizes of the tests that are worth running longer by hand than in CI."""
     parser.addoption("--chaos-rounds", type=int, default=5, help="rounds of tests/fleet/test_chaos.py")
     parser.addoption("--soak-requests", type=int, default=400, help="requests of tests/fleet/test_soak.py")
+    parser.addoption(
+        "--fuzz-examples", type=int, default=20, help="bodies of each kind in tests/gateway/test_openapi.py"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

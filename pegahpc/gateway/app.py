@@ -12,8 +12,9 @@ from aiohttp import web
 
 from pegahpc.config import FleetConfig
 from pegahpc.gateway.admission import Gate
-from pegahpc.gateway.appkeys import API_KEY, ENGINES, FAILURES, FLEET, GATE, METRICS, MODEL, TOKENIZER_POOL
+from pegahpc.gateway.appkeys import API_KEY, ENGINES, FAILURES, FLEET, GATE, METRICS, MODEL, OPENAPI, TOKENIZER_POOL
 from pegahpc.gateway.cors import allow_origins
+from pegahpc.gateway.documents import ModelCard, ModelList
 from pegahpc.gateway.engines import Engines
 from pegahpc.gateway.errors import FLEET_ENDED, ApiError, shorten
 from pegahpc.gateway.generate import chat_completions, completions
@@ -21,6 +22,7 @@ from pegahpc.gateway.health import health
 from pegahpc.gateway.metrics import GatewayMetrics
 from pegahpc.gateway.middlewares import answer_errors, check_key
 from pegahpc.gateway.model import ServedModel
+from pegahpc.gateway.openapi import make_document
 from pegahpc.gateway.request_ids import add_request_id
 from pegahpc.gateway.uploads import expect
 from pegahpc.limited_log import LimitedLog
@@ -49,6 +51,7 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
         page_tokens=fleet.engine.page_tokens if fleet.engine.prefix_cache and len(endpoints) > 1 else 0,
         max_body_bytes=fleet.gateway.max_body_bytes,
     )
+    app[OPENAPI] = make_document(fleet.model.name)
     app[GATE] = Gate(fleet.gateway.max_concurrent_requests)
     app[METRICS] = GatewayMetrics(fleet.model.name)
     app[FAILURES] = LimitedLog(log)
@@ -62,6 +65,7 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
             web.get("/v1/models/{model:.+}", model),
             web.get("/health", health),
             web.get("/metrics", metrics),
+            web.get("/openapi.json", openapi),
         ]
     )
 
@@ -113,7 +117,7 @@ async def farewell(app: web.Application) -> None:
 
 async def models(request: web.Request) -> web.Response:
     """GET /v1/models."""
-    return _json({"object": "list", "data": [_card(request.app[MODEL])]})
+    return _json(ModelList(data=[_card(request.app[MODEL])]))
 
 
 async def model(request: web.Request) -> web.Response:
@@ -129,15 +133,14 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=request.app[METRICS].render(), headers={"Content-Type": METRICS_TYPE})
 
 
-def _card(served: ServedModel) -> dict[str, object]:
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": served.loaded_at,
-        "owned_by": "pegahpc",
-        "max_model_len": served.max_model_len,
-    }
+async def openapi(request: web.Request) -> web.Response:
+    """GET /openapi.json."""
+    return web.Response(body=request.app[OPENAPI], content_type="application/json")
 
 
-def _json(document: object) -> web.Response:
+def _card(served: ServedModel) -> ModelCard:
+    return ModelCard(id=served.name, created=served.loaded_at, max_model_len=served.max_model_len)
+
+
+def _json(document: ModelCard | ModelList) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), content_type="application/json")

@@ -16,6 +16,7 @@ from pegahpc.limited_log import LimitedLog
 FLEET = web.AppKey("fleet", FleetConfig)
 API_KEY = web.AppKey("api_key", bytes)
 MODEL = web.AppKey("model", ServedModel)
+OPENAPI = web.AppKey("openapi", bytes)
 GATE = web.AppKey("gate", Gate)
 METRICS = web.AppKey("metrics", GatewayMetrics)
 FAILURES = web.AppKey("failures", LimitedLog)

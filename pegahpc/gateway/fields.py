@@ -26,9 +26,10 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]  # an empty one would stop before the first token
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """One part of a message's content."""
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of a message's content. `type` is no tag: msgspec lets a tag be left out."""
 
+    type: Literal["text"]
     text: str
 
 
