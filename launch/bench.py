@@ -230,6 +230,7 @@ def run(
         raise ConfigError("--url, --wire, --engine: choose one")
     if ctx.args and not engine:
         raise ConfigError(f"{ctx.args[0]}: overrides configure an engine that is built here; say --engine")
+    subject: Subject
     if engine:
         subject = engine_of(ctx.args)
     elif url is not None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pegahpc.bench.experts import Counts
 from pegahpc.bench.prompts import Form, Prompt
 
 Messages = list[dict[str, str]]
@@ -78,6 +79,6 @@ class Target(Protocol):
         """Send one request and fill `answer` until its end. Cancelled: the request is given up, at the server too."""
         ...
 
-    async def metrics(self) -> str | None:
-        """The server's Prometheus exposition; None: it has none, or shows none."""
+    async def expert_counts(self) -> Counts | None:
+        """The counters of its experts, everything until now included; None: it does not tell."""
         ...

@@ -112,7 +112,7 @@ async def probe(target: HttpTarget, material: Material, *, seed: int) -> int:
             raise Unusable(f"{settings.url}: a first request of {PROBE_TOKENS} tokens failed: {reason}: {detail}")
         else:
             return 0 if material.form == "tokens" else answer.usage.prompt_tokens
-    raise Unusable(f"{settings.url}: refuses every form of a first request: {detail}")
+    raise Unusable(f"{target.settings.url}: refuses every form of a first request: {detail}")
 
 
 def _small(material: Material, seed: int) -> Ask:

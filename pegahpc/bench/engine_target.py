@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 
 from pegahpc.bench.answers import Answer, Ask
+from pegahpc.bench.experts import Counts, counts_of
 from pegahpc.bench.prompts import Form
 from pegahpc.bench.updates import Asking, Pending
 from pegahpc.config import ConfigError
@@ -66,9 +67,9 @@ class EngineTarget:
             if self._pending.close(request.id):
                 self._put(Abort(request.id))
 
-    async def metrics(self) -> str | None:
-        """An engine without a gateway exposes none."""
-        return None
+    async def expert_counts(self) -> Counts | None:
+        """The engine's own."""
+        return counts_of([self._engine.expert_loads()])
 
     # What the engine's loop needs of a socket; called in its thread.
 

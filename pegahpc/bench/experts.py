@@ -1,14 +1,17 @@
-"""How evenly experts were loaded and how many a step touched: the difference of two scrapes of /metrics."""
+"""How evenly experts were loaded and how many a step touched: the difference of the ranks' counters."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from pegahpc.wire.messages import HEARTBEAT_S, ExpertLoads
+
 ROWS, SEEN, STEPS = "pegahpc:expert_rows_total", "pegahpc:experts_seen_total", "pegahpc:moe_steps_total"
+SETTLE_S = 2 * HEARTBEAT_S  # ranks tell their counters with heartbeats
 Counts = Mapping[tuple[str, int, int], float]  # (name, layer, expert or -1) -> total of all ranks
 
 
@@ -48,8 +51,20 @@ def read_counts(exposition: str | None) -> Counts | None:
     return counts
 
 
+def counts_of(ranks: Iterable[ExpertLoads]) -> Counts:
+    """The same counters, as the ranks tell them on the wire."""
+    counts: dict[tuple[str, int, int], float] = defaultdict(float)
+    for told in ranks:
+        for layer in told.layers:
+            for expert, rows in enumerate(layer.rows, told.first_expert):
+                counts[ROWS, layer.layer, expert] += rows
+            counts[SEEN, layer.layer, -1] += layer.num_seen
+            counts[STEPS, layer.layer, -1] = max(counts[STEPS, layer.layer, -1], told.num_steps)
+    return counts
+
+
 def expert_load(before: Counts | None, after: Counts | None) -> ExpertLoad | None:
-    """What happened between two scrapes; None where the server tells nothing, or no row went to an expert."""
+    """What happened between two readings; None where the server tells nothing, or no row went to an expert."""
     if before is None or after is None:
         return None
     grown = {key: count - before.get(key, 0.0) for key, count in after.items()}

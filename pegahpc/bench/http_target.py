@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from pegahpc.bench.answers import Answer, Ask, Usage
+from pegahpc.bench.experts import SETTLE_S, Counts, read_counts
 from pegahpc.bench.prompts import Form
 from pegahpc.bench.records import STALLED, TRUNCATED
 from pegahpc.bench.sse import EventStream
@@ -123,8 +124,14 @@ class HttpTarget:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, b""
 
-    async def metrics(self) -> str | None:
-        """GET /metrics beside /v1."""
+    async def expert_counts(self) -> Counts | None:
+        """From /metrics beside /v1, when the gateway has heard all of it."""
+        if read_counts(await self._metrics()) is None:
+            return None
+        await asyncio.sleep(SETTLE_S)
+        return read_counts(await self._metrics())
+
+    async def _metrics(self) -> str | None:
         status, body = await self.get(self.settings.url.removesuffix("/v1") + "/metrics")
         return body.decode(errors="replace") if status == 200 else None
 

@@ -10,7 +10,7 @@ from pegahpc.bench.cells import Cell, make_cell
 from pegahpc.bench.client_lag import watched_client
 from pegahpc.bench.drive import Driver, Terms
 from pegahpc.bench.endpoint import Unusable
-from pegahpc.bench.experts import ExpertLoad, expert_load, read_counts
+from pegahpc.bench.experts import ExpertLoad, expert_load
 from pegahpc.bench.figures import Figures, Limits, figures
 from pegahpc.bench.points import Closed, Point
 from pegahpc.bench.records import Record
@@ -99,10 +99,10 @@ class Measurement:
         _check_context(batch, course.max_model_len)
         num_requests = sum(len(conversation.turns) for conversation in batch)
         self._watcher.on_batch(f"{point.key}, repeat {number + 1} of {course.num_repeats}", num_requests)
-        before = read_counts(await self._target.metrics())
+        before = await self._target.expert_counts()
         async with watched_client() as lag:
             records = await self._driver(point, repeat=number).run(batch)
-        after = read_counts(await self._target.metrics())
+        after = await self._target.expert_counts()
         return Repeat(
             records=records,
             figures=figures(records, limits=course.limits, num_devices=course.num_devices),

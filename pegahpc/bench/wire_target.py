@@ -10,12 +10,13 @@ import zmq.asyncio
 
 from pegahpc.bench.answers import Answer, Ask
 from pegahpc.bench.endpoint import Unusable
+from pegahpc.bench.experts import SETTLE_S, Counts, counts_of
 from pegahpc.bench.prompts import Form
 from pegahpc.bench.served import KnownFleet
 from pegahpc.bench.updates import Asking, Pending
 from pegahpc.gateway.router import RouteHint, Router
 from pegahpc.page_names import model_salt, page_names, root_name
-from pegahpc.wire.messages import Abort, Attach, decode_outputs, encode
+from pegahpc.wire.messages import Abort, Attach, ExpertLoads, decode_outputs, encode
 from pegahpc.wire.sockets import connect_to_rank
 
 ATTACH_TIMEOUT_S = 10.0
@@ -42,6 +43,7 @@ class WireTarget:
         self._router = Router(len(self._endpoints), load_bound=self._load_bound)
         self._context = zmq.asyncio.Context()
         self._sockets = [connect_to_rank(self._context, endpoint, self._secret) for endpoint in self._endpoints]
+        self._experts: dict[int, ExpertLoads] = {}
         self._answered = [asyncio.Event() for _ in self._endpoints]
         self._readers = [asyncio.create_task(self._read(rank)) for rank in range(len(self._endpoints))]
         try:
@@ -74,9 +76,10 @@ class WireTarget:
             if self._pending.close(request.id):
                 self._sockets[rank].send(encode(Abort(request.id)))
 
-    async def metrics(self) -> str | None:
-        """The ranks have none of their own."""
-        return None
+    async def expert_counts(self) -> Counts | None:
+        """As the ranks told them last, when they have told all."""
+        await asyncio.sleep(SETTLE_S)
+        return counts_of(self._experts.values()) if len(self._experts) == len(self._endpoints) else None
 
     async def _read(self, rank: int) -> None:
         """Deliver what one rank says, until cancelled; a rank that cannot be understood fails all that is open."""
@@ -88,6 +91,8 @@ class WireTarget:
                 outputs = decode_outputs(payload)
                 self._answered[rank].set()
                 self._router.on_report(outputs)
+                if outputs.experts is not None:
+                    self._experts[rank] = outputs.experts
                 self._pending.deliver(outputs.updates, at_s)
         except Exception as error:  # the task's border: whoever waits is told
             self._pending.fail_all(f"rank {rank}: {type(error).__name__}: {error}")

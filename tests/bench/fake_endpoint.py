@@ -42,6 +42,7 @@ class FakeEndpoint:
         refuses: fields that it answers with 400.
         has_counts: whether it honours continuous_usage_stats.
         has_usage: whether its streams end with usage.
+        metrics: what /metrics says after so many requests; None: there is no such path.
     """
 
     acts: Callable[[int], Act] = lambda number: Act()
@@ -49,7 +50,7 @@ class FakeEndpoint:
     has_counts: bool = False
     has_usage: bool = True
     card: dict[str, Any] = field(default_factory=lambda: {"id": MODEL, "owned_by": "somebody"})
-    metrics: list[str] = field(default_factory=list)
+    metrics: Callable[[int], str] | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     num_open: int = 0
@@ -80,9 +81,9 @@ class FakeEndpoint:
         return web.json_response({"status": "ok", "ranks": [{"rank": 0}, {"rank": 1}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        if not self.metrics:
+        if self.metrics is None:
             raise web.HTTPNotFound
-        return web.Response(text=self.metrics.pop(0))
+        return web.Response(text=self.metrics(len(self.bodies)))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         arrived_s = asyncio.get_running_loop().time()

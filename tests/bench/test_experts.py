@@ -1,6 +1,7 @@
 """Expert load from two scrapes, against numbers worked out by hand."""
 
-from pegahpc.bench.experts import expert_load, read_counts
+from pegahpc.bench.experts import counts_of, expert_load, read_counts
+from pegahpc.wire.messages import ExpertLoads, LayerExperts
 
 
 def exposition(rows: dict[tuple[int, int], int], seen: dict[int, int], steps: dict[int, int]) -> str:
@@ -40,3 +41,15 @@ def test_a_time_without_rows_has_no_load() -> None:
 def test_counters_that_appear_in_between_count_from_zero() -> None:
     load = expert_load(read_counts(exposition({(1, 0): 1}, {}, {})), read_counts(AFTER))
     assert load is not None and [each.rows for each in load.layers] == [49, 40]
+
+
+def test_what_ranks_tell_on_the_wire_counts_like_what_the_gateway_exposes() -> None:
+    """Two ranks, two experts each, of one layer; steps are the fleet's, the newest that any rank told."""
+    ranks = [
+        ExpertLoads(num_steps=4, first_expert=0, layers=[LayerExperts(1, [5, 0], 3)]),
+        ExpertLoads(num_steps=5, first_expert=2, layers=[LayerExperts(1, [2, 7], 6)]),
+    ]
+    load = expert_load({}, counts_of(ranks))
+    assert load is not None
+    (layer,) = load.layers
+    assert (layer.rows, layer.imbalance, layer.distinct_experts) == (14, 2.0, 1.8)  # 7 over 14 / 4; 9 over 5

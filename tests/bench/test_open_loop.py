@@ -39,7 +39,7 @@ class OneAtATime:
         answer.finish_reason = "length"
         answer.usage = Usage(prompt_tokens=len(ask.prompt), completion_tokens=ask.output_tokens, cached_tokens=0)
 
-    async def metrics(self) -> str | None:
+    async def expert_counts(self) -> None:
         return None
 
 

@@ -41,15 +41,16 @@ def test_an_engine_is_measured_token_by_token_without_http(tmp_path: Path) -> No
     result = engine_run(tmp_path / "a.json", rate="50", slo="ttft=60s,tpot=60s")
     assert [cell.key for cell in result.cells] == ["c3", "r50"]
     for cell in result.cells:
-        for repeat in cell.repeats:
-            assert (
-                repeat.failures == {}
-                and repeat.num_uncounted == repeat.num_bundled == 0
-                and repeat.unexplained_cached_tokens == 0
-            )
+        for repeat, load in zip(cell.repeats, cell.experts, strict=True):
+            assert repeat.failures == {} and repeat.unexplained_cached_tokens == 0
+            assert repeat.num_uncounted == repeat.num_bundled == 0
             assert repeat.output_tokens == NUM_REQUESTS * NUM_TOKENS and repeat.cached_tokens == 0
             assert repeat.itl_ms is not None and repeat.itl_ms.count == NUM_REQUESTS * (NUM_TOKENS - 1)
             assert repeat.goodput_share == 1
+            assert load is not None and [layer.layer for layer in load.layers] == [1, 2, 3, 4, 5]
+            num_rows = repeat.input_tokens + NUM_REQUESTS * (NUM_TOKENS - 1)  # an answer's last token is no row
+            assert {layer.rows for layer in load.layers} == {4 * num_rows}  # four experts a row
+            assert load.distinct_experts is not None and 4 <= load.distinct_experts <= 16 and load.imbalance > 1
     assert result.num_devices == 1 and result.server["kind"] == "engine"
     assert not [reason for reason in result.no_claim if "provenance" in reason]
 
@@ -114,6 +115,8 @@ def test_a_fleet_is_measured_over_http_and_over_its_wire_and_the_two_are_compare
     assert (http["server"]["kind"], wire["server"]["kind"], http["num_devices"]) == ("fleet", "wire", 2)
     assert http["server"]["config"]["topology"]["ep_size"] == 2
     assert "pega-" not in paths["http"].read_text()  # no key in a result
+    for repeat, load in zip(http["cells"][0]["repeats"], http["cells"][0]["experts"], strict=True):
+        assert {layer["rows"] for layer in load["layers"]} == {4 * (repeat["input_tokens"] + 4 * 7)}
     assert not [reason for reason in http["no_claim"] if "provenance" in reason or "warm" in reason]
     for document in (http, wire):
         repeats = document["cells"][0]["repeats"]
