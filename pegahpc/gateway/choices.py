@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 
 from pegahpc.gateway.engines import Engines
 from pegahpc.gateway.model import ServedModel
@@ -40,15 +39,11 @@ class Choices:
         self._arrived_s = arrived_s
         self._num_candidates = generation.num_candidates
         self._wakes_each_step = generation.is_streamed or bool(generation.stop)
-        self._held_back = {
-            first: list(range(first + 1, first + self._num_candidates))
-            for first in range(0, len(planned), self._num_candidates)
-            if self._num_candidates > 1 and _shares_pages(planned[first])
-        }
+        self._held_back = _followers(planned, self._num_candidates) if self._num_candidates > 1 else {}
         self._num_over = 0
         wakes = self._wakes_each_step or bool(self._held_back)
         self._mailbox = Mailbox(len(planned), wakes_each_step=wakes)
-        self._exits = [ExitStack() for _ in planned]
+        self._streams: dict[int, Stream] = {}  # those that are open
 
     @property
     def are_over(self) -> bool:
@@ -62,7 +57,7 @@ class Choices:
             ApiError: 503 when no rank makes progress.
         """
         held_back = {idx for followers in self._held_back.values() for idx in followers}
-        for idx in range(len(self._planned)):
+        for idx in range(len(self.outputs)):
             if idx not in held_back:
                 self._open(idx)
 
@@ -78,38 +73,46 @@ class Choices:
             news.append((idx, output.feed(stream.take())))
             if output.failure is not None:
                 raise output.failure
-            if idx in self._held_back and (output.num_tokens or output.is_over):
+            if self._held_back and idx in self._held_back and (output.num_tokens or output.is_over):
                 self._open_followers(idx)
-            if output.is_over:
+            if output.finish_reason is not None:
                 self._num_over += 1
-                self._exits[idx].close()
+                self._close(idx)
         return news
 
     def close(self) -> None:
         """Abort what has not ended."""
-        with ExitStack() as all_of_them:
-            for each in self._exits:
-                all_of_them.push(each)
+        for idx in list(self._streams):
+            self._close(idx)
 
     def _open(self, idx: int) -> None:
         request, prompt = self._planned[idx]
         hint = RouteHint(prompt.page_names, self._session)
-        opened = self._engines.open(request, hint=hint, arrived_s=self._arrived_s, mailbox=self._mailbox, index=idx)
-        stream = self._exits[idx].enter_context(opened)
-        self._exits[idx].callback(self._on_end, stream)
+        self._streams[idx] = self._engines.open(
+            request, hint=hint, arrived_s=self._arrived_s, mailbox=self._mailbox, index=idx
+        )
+
+    def _close(self, idx: int) -> None:
+        stream = self._streams.pop(idx)
+        stream.times.on_end(self.outputs[idx].outcome, time.monotonic())
+        self._engines.close(stream)
 
     def _open_followers(self, first: int) -> None:
         for idx in self._held_back.pop(first):
             self._open(idx)
         self._mailbox.wakes_each_step = self._wakes_each_step or bool(self._held_back)
 
-    def _on_end(self, stream: Stream) -> None:
-        stream.times.on_end(self.outputs[stream.index].outcome, time.monotonic())
 
+def _followers(planned: Sequence[Planned], num_candidates: int) -> dict[int, list[int]]:
+    """The first of each prompt's candidates, with the others that wait for it.
 
-def _shares_pages(planned: Planned) -> bool:
-    """A request for the prompt's logprobs computes all of it."""
-    return bool(planned.prompt.page_names) and planned.request.prompt_logprobs is None
+    Not where nothing is shared: without a full page, and where the prompt's logprobs need all of it computed.
+    """
+    return {
+        first: list(range(first + 1, first + num_candidates))
+        for first in range(0, len(planned), num_candidates)
+        if planned[first].prompt.page_names and planned[first].request.prompt_logprobs is None
+    }
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import zmq.asyncio
 
@@ -78,11 +78,8 @@ class Engines:
             link.close()
         self._context.term()
 
-    @contextlib.contextmanager
-    def open(
-        self, request: Request, *, hint: RouteHint, arrived_s: float, mailbox: Mailbox, index: int
-    ) -> Iterator[Stream]:
-        """Send a request to the rank that the router chooses; leaving before its terminal aborts it there.
+    def open(self, request: Request, *, hint: RouteHint, arrived_s: float, mailbox: Mailbox, index: int) -> Stream:
+        """Send a request to the rank that the router chooses. Close the stream.
 
         Args:
             mailbox: where its updates are announced, as those of number `index`.
@@ -92,16 +89,18 @@ class Engines:
         """
         link = self._choose(hint)
         times = link.metrics.times(arrived_s, num_prompt_tokens=len(request.prompt_tokens))
-        stream = Stream(request.id, times=times, mailbox=mailbox, index=index)
+        stream = Stream(request.id, link.rank, times=times, mailbox=mailbox, index=index)
         link.streams[request.id] = stream
         self._router.on_sent(link.rank, request.id, hint)
         link.send(request)
-        try:
-            yield stream
-        finally:
-            self._router.on_closed(link.rank, request.id)
-            if link.streams.pop(request.id, None) is not None:
-                link.send(Abort(request.id))
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Nobody listens any more; before its terminal that aborts the request on its rank."""
+        link = self.links[stream.rank]
+        self._router.on_closed(link.rank, stream.request_id)
+        if link.streams.pop(stream.request_id, None) is not None:
+            link.send(Abort(stream.request_id))
 
     def stalled(self) -> list[RankLink]:
         """The ranks whose step has not moved for `stall_s`, and those that cannot be read."""

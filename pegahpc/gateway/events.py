@@ -38,11 +38,10 @@ class Events:
         Args:
             usage: of the choice so far, if it is told in each event: then tokens without text have one as well.
         """
-        has_more_tokens = usage is not None and usage.completion_tokens > self._num_told
-        if not (text or shown or has_more_tokens):
-            return b""
         if usage is None and not shown:
-            return self._before + to_json(text) + self._after
+            return self._before + to_json(text) + self._after if text else b""
+        if not (text or shown or (usage is not None and usage.completion_tokens > self._num_told)):
+            return b""
         logprobs = b',"logprobs":' + to_json(self._answer.logprobs(shown)) if shown else NO_LOGPROBS
         end = b',"finish_reason":null' + self._end_with(usage)
         return self._before + to_json(text) + self._shape.text_end + logprobs + end

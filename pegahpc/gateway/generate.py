@@ -86,11 +86,11 @@ async def _answer_in_events(request: web.Request, answer: Answer, choices: Choic
 
 def _said(events: list[Events], choices: Choices, news: list[tuple[int, str]], *, counts: bool) -> bytes:
     """What has come of each choice, and its end; with its usage so far if that `counts` in each event."""
-    pieces = []
+    data = b""
     for idx, text in news:
         output = choices.outputs[idx]
         usage = usage_of([output], num_candidates=1) if counts else None
-        pieces.append(events[idx].text(text, output.take_shown(), usage))
+        data += events[idx].text(text, output.take_shown(), usage)
         if output.finish_reason is not None:
-            pieces.append(events[idx].finish(output.finish_reason, usage))
-    return b"".join(pieces)
+            data += events[idx].finish(output.finish_reason, usage)
+    return data

@@ -51,12 +51,16 @@ class Output:
         return self._sum_logprobs / max(self.num_tokens, 1)
 
     def take_shown(self) -> list[Shown]:
-        """The tokens, with their logprobs, whose text `feed` has given since the last call."""
+        """The tokens, with their logprobs, whose text `feed` has given since the last call; none unless asked for."""
+        if not self._shows_logprobs:
+            return []
         taken, self._echoed = self._echoed + self._text.take_shown(), []
         return taken
 
     def feed(self, updates: Sequence[RequestUpdate]) -> str:
         """Take updates in order, return the text to show for them."""
+        if len(updates) == 1:  # nearly always
+            return self._feed_one(updates[0])
         return "".join([self._feed_one(update) for update in updates])
 
     def _feed_one(self, update: RequestUpdate) -> str:
@@ -66,7 +70,7 @@ class Output:
             self.num_cached_tokens = update.cached_tokens
         if self._has_logprobs or self._num_prompt_logprobs:
             self._take_logprobs(update)
-        if self.is_over:  # after a stop string: counted, not shown
+        if self.finish_reason is not None or self.failure is not None:  # after a stop string: counted, not shown
             return ""
         if isinstance(terminal, Finished) and terminal.reason == "stop" and not self._includes_stop:
             tokens = tokens[:-1]

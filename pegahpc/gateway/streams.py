@@ -24,15 +24,18 @@ class Mailbox:
         self._has_failed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def post(self, stream: Stream, terminal: Terminal | None) -> None:
-        """A stream has something new, for the first time since it was taken, or its terminal."""
-        if not stream.has_posted:
-            stream.has_posted = True
-            self._posted.append(stream)
-        if terminal is not None:
-            self._num_running -= 1
-            self._has_failed |= not isinstance(terminal, Finished)
-        if self._waiter is not None and self._is_ready() and not self._waiter.done():
+    def post(self, stream: Stream) -> None:
+        """A stream has something new, for the first time since it was taken."""
+        self._posted.append(stream)
+
+    def on_terminal(self, terminal: Terminal) -> None:
+        """A stream has its last update."""
+        self._num_running -= 1
+        self._has_failed |= not isinstance(terminal, Finished)
+
+    def wake(self) -> None:
+        """Let the handler go on, if it waits and there is enough for it."""
+        if self._waiter is not None and not self._waiter.done() and self._is_ready():
             self._waiter.set_result(None)
 
     async def take(self) -> list[Stream]:
@@ -40,6 +43,7 @@ class Mailbox:
         if not self._is_ready():
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+            self._waiter = None
         posted, self._posted = self._posted, []
         return posted
 
@@ -54,12 +58,12 @@ class Stream:
         index: the sequence's place in its generation.
     """
 
-    def __init__(self, request_id: str, *, times: RequestTimes, mailbox: Mailbox, index: int) -> None:
+    def __init__(self, request_id: str, rank: int, *, times: RequestTimes, mailbox: Mailbox, index: int) -> None:
         self.request_id = request_id
+        self.rank = rank
         self.index = index
         self.terminal: Terminal | None = None
         self.times = times
-        self.has_posted = False
         self._mailbox = mailbox
         self._pending: list[RequestUpdate] = []
 
@@ -67,13 +71,16 @@ class Stream:
         """One step's update; `now_s` is when its message came (monotonic)."""
         if self.terminal is not None:
             return
+        if not self._pending:
+            self._mailbox.post(self)
         self._pending.append(update)
-        self.terminal = update.terminal
         self.times.on_update(update, now_s)
-        self._mailbox.post(self, update.terminal)
+        if update.terminal is not None:
+            self.terminal = update.terminal
+            self._mailbox.on_terminal(update.terminal)
+        self._mailbox.wake()
 
     def take(self) -> list[RequestUpdate]:
         """All updates since the last call, in order."""
         taken, self._pending = self._pending, []
-        self.has_posted = False
         return taken

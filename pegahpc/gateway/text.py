@@ -49,7 +49,8 @@ class PlainText:
     """Tokens go through detokenizer and stop strings as they come, many at once."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
-        self._detokenizer = detokenizer
+        self._detokenize = detokenizer.feed
+        self._finish = detokenizer.finish
         self._stops = stops
 
     @property
@@ -59,11 +60,11 @@ class PlainText:
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> str:
         """The text that may be shown now."""
-        return self._stops.feed(self._detokenizer.feed(tokens))
+        return self._stops.feed(self._detokenize(tokens))
 
     def finish(self) -> str:
         """An incomplete character, and what was held back."""
-        return self._stops.feed(self._detokenizer.finish()) + self._stops.flush()
+        return self._stops.feed(self._finish()) + self._stops.flush()
 
     def take_shown(self) -> list[Shown]:
         """Nothing is remembered."""
