@@ -57,7 +57,8 @@ class _Usage(msgspec.Struct):
 class _Delta(msgspec.Struct):
     role: str | None = None
     content: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # DeepSeek's name of what a model thinks, and
+    reasoning: str | None = None  # vLLM's
 
 
 class _Choice(msgspec.Struct):
@@ -212,7 +213,7 @@ def _counted(usage: _Usage) -> Usage:
 
 def _text_of(choice: _Choice) -> str:
     delta = choice.delta
-    return choice.text or (delta and (delta.content or delta.reasoning_content)) or ""
+    return choice.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)) or ""
 
 
 def _is_token(choice: _Choice, answer: Answer) -> bool:

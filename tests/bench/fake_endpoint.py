@@ -164,7 +164,9 @@ class FakeEndpoint:
 
 
 def _piece(text: str, *, is_chat: bool) -> dict[str, Any]:
-    return {"delta": {"content": text}, "finish_reason": None} if is_chat else {"text": text, "finish_reason": None}
+    """Of a chat, the first two tokens are thoughts, under both of their names."""
+    said = {"w0 ": "reasoning_content", "w1 ": "reasoning"}.get(text, "content")
+    return {"delta": {said: text}, "finish_reason": None} if is_chat else {"text": text, "finish_reason": None}
 
 
 async def _say(response: web.StreamResponse, event: dict[str, Any]) -> None:
