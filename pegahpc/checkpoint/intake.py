@@ -11,7 +11,7 @@ from math import lcm
 import torch
 
 from pegahpc.checkpoint.files import CheckpointError, TensorInfo
-from pegahpc.checkpoint.reading import DTYPES, Job, Source, read_all
+from pegahpc.checkpoint.reading import DTYPES, Group, Job, Put, Source, read_all
 from pegahpc.kernels.formats import Packed, is_finite, unpack
 from pegahpc.kernels.weight_format import WeightFormat
 
@@ -35,6 +35,7 @@ class Intake:
         self._device = device
         self._dtype = dtype
         self._jobs: list[Job] = []
+        self._group = Group(lambda: None)
 
     def fill(self, progress: Callable[[float], None]) -> None:
         """Read everything that was asked for.
@@ -43,6 +44,10 @@ class Intake:
             CheckpointError: a file that cannot be read, or weights that are not finite.
         """
         read_all(self._jobs, progress)
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """What is asked for from here on belongs together: `then` is called, in a reading thread, when all is there."""
+        self._group = Group(then)
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor without content, in the engine's type or this one."""
@@ -101,7 +106,7 @@ class Intake:
             def put(first_row: int, tensors: list[torch.Tensor]) -> None:
                 place(first_row, _finite(source, tensors[0].to(self._device).to(final)))
 
-            self._jobs.append(Job(sources=(source,), put=put, granularity=granularity))
+            self._add((source,), put, granularity=granularity)
             return
         codes, scales = self._packed_sources(name, format)
 
@@ -109,10 +114,7 @@ class Intake:
             packed = self._checked(Packed(format=format, codes=tensors[0], scales=tensors[1]), codes, scales)
             place(first_row, unpack(packed).to(final))
 
-        shared = format.block[0]
-        self._jobs.append(
-            Job(sources=(codes, scales), put=put_unpacked, rows_a_scale=shared, granularity=lcm(shared, granularity))
-        )
+        self._add((codes, scales), put_unpacked, rows_a_scale=format.block[0], granularity=granularity)
 
     def new_packed(self, num_matrices: int, *names: str) -> list[Packed]:
         """Stacks for matrices like these, without content and as they are stored, one below the other in one tensor."""
@@ -135,8 +137,18 @@ class Intake:
             into(matrix.codes)(first_row, tensors[0])
             into(matrix.scales)(first_row // matrix.format.block[0], tensors[1])
 
-        shared = matrix.format.block[0]
-        self._jobs.append(Job(sources=(codes, scales), put=put, rows_a_scale=shared, granularity=shared))
+        self._add((codes, scales), put, rows_a_scale=matrix.format.block[0])
+
+    def _add(self, sources: tuple[Source, ...], put: Put, *, rows_a_scale: int = 1, granularity: int = 1) -> None:
+        self._jobs.append(
+            Job(
+                sources=sources,
+                put=put,
+                group=self._group,
+                rows_a_scale=rows_a_scale,
+                granularity=lcm(rows_a_scale, granularity),
+            )
+        )
 
     def _source(self, name: str, rows: range | None = None) -> Source:
         info = self.tensors[name]

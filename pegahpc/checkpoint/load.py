@@ -16,6 +16,7 @@ from pegahpc.checkpoint.files import read_headers
 from pegahpc.checkpoint.intake import Intake, into
 from pegahpc.checkpoint.manifest import check, is_fused
 from pegahpc.checkpoint.names import expert_parts, expert_prefix, experts_hidden, layer_prefix
+from pegahpc.checkpoint.reading import trim_heap
 from pegahpc.kernels.packed_experts import PackedExperts
 from pegahpc.kernels.registry import Kernel
 from pegahpc.kernels.selected import Kernels
@@ -78,20 +79,28 @@ class _Experts:
 
 
 class _Model:
-    """All weights, allocated; the decoder is made of them when they have been read, and not before."""
+    """All weights, allocated. A layer is made as soon as its own are read, and lets go what it does not keep."""
 
     def __init__(self, intake: Intake, spec: ModelSpec, placement: Placement) -> None:
         self._intake, self._spec, self._placement = intake, spec, placement
         prefix = spec.tensor_prefix
         self._embed_VH, self._head_HV = self._embed_and_head(f"{prefix}model.embed_tokens.weight")
         self._final_norm_H = intake.vector(f"{prefix}model.norm.weight")
-        self._layers = [self._layer(number) for number in range(spec.num_layers)]
+        self._made: dict[int, Layer] = {}
+        self._waiting: dict[int, Callable[[], Layer]] = {}
+        for number in range(spec.num_layers):
+            intake.begin(partial(self._make, number))
+            self._waiting[number] = self._layer(number)
+
+    def _make(self, number: int) -> None:
+        self._made[number] = self._waiting.pop(number)()
+        trim_heap()
 
     def decoder(self) -> Decoder:
         """Once everything is read."""
         return Decoder(
             embed_VH=self._embed_VH,
-            layers=tuple(make() for make in self._layers),
+            layers=tuple(self._made[number] for number in range(self._spec.num_layers)),
             final_norm_H=self._final_norm_H,
             head_HV=self._head_HV,
             rms_norm_eps=self._spec.rms_norm_eps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the tensors that are read, in order."""
     names: list[str] = []
 
-    def spy(jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
+    def spy(jobs: list[Job], progress: Callable[[float], None]) -> None:
         for source in (source for job in jobs for source in job.sources):
             is_whole = source.num_rows == source.info.shape[0]
             part = "" if is_whole else f"[{source.first_row}:{source.first_row + source.num_rows}]"

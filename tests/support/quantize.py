@@ -46,3 +46,26 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = (nearest + 8 * (scaled < 0)).reshape(num_out, num_in).astype(np.uint8)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
     return torch.from_numpy(packed), torch.from_numpy((exponents + 127).astype(np.uint8))
+
+
+def read_fp8_block(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """[out, in], float32, value by value."""
+    (num_out, num_in), numbers = codes.shape, scales.double().numpy()
+    spread = numbers[np.arange(num_out)[:, None] // block[0], np.arange(num_in)[None] // block[1]]
+    return torch.from_numpy((codes.double().numpy() * spread).astype(np.float32))
+
+
+def read_int4_group(words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[out, in], float32, value by value."""
+    bits = words.numpy().view(np.uint32)
+    codes = np.stack([bits >> (4 * j) & 15 for j in range(8)], axis=-1).reshape(words.shape[0], -1)
+    spread = np.repeat(scales.double().numpy(), 32, axis=1)
+    return torch.from_numpy(((codes.astype(np.float64) - 8) * spread).astype(np.float32))
+
+
+def read_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[out, in], float32, value by value."""
+    codes = np.stack([packed.numpy() & 15, packed.numpy() >> 4], axis=-1).reshape(packed.shape[0], -1)
+    values = E2M1_MAGNITUDES[codes & 7] * np.where(codes & 8, -1.0, 1.0)
+    spread = np.repeat(2.0 ** (scales.double().numpy() - 127), 32, axis=1)
+    return torch.from_numpy((values * spread).astype(np.float32))
