@@ -10,6 +10,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from pegahpc.config import ConfigError
+from pegahpc.tokenizer_files import read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,9 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
 
 def _without_token(folder: Path, size: int) -> frozenset[int]:
     """Padding above the tokenizer's highest id, and holes below."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not (folder / "tokenizer.json").is_file():
         return frozenset()
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ConfigError(f"model.path: {path} is damaged: {error}") from None
-    return frozenset(range(size)) - token_ids(tokenizer)
+    return frozenset(range(size)) - token_ids(read_tokenizer(folder).tokenizer)
 
 
 def _suppressed_by_name(folder: Path) -> _GenerationConfig:

@@ -11,8 +11,9 @@ from pegahpc.gateway.openai import Generation
 from pegahpc.gateway.planned import Planned, Prompt, plan
 from pegahpc.gateway.template_messages import Chat
 from pegahpc.gateway.text_files import chat_template, eos_token_ids, warm_up
-from pegahpc.gateway.tokenizer import TextCodec, read_json
+from pegahpc.gateway.tokenizer import TextCodec
 from pegahpc.page_names import model_salt, page_names, root_name
+from pegahpc.tokenizer_files import read_json
 
 
 class ServedModel:
@@ -35,6 +36,7 @@ class ServedModel:
         self.codec = TextCodec(folder)
         self._eos_ids = eos_token_ids(folder, self.codec)
         self._vocab_size = read_json(folder / "config.json").get("vocab_size") or self.codec.vocab_size
+        self._ids_without_token = frozenset(range(self._vocab_size)) - self.codec.token_ids
         self._templates = chat_template(folder, self.codec, max_body_bytes=max_body_bytes)
         self._page_tokens = page_tokens
         self._root_name = root_name(model_salt(folder))
@@ -80,6 +82,7 @@ class ServedModel:
         tokens = self._prompt_tokens(generation, idx)
         if not tokens:
             raise refused_field(generation.prompt_param(idx), "is empty: there is no token to start from")
+        self._check_ids(generation.prompt_param(idx), tokens)
         echo = self._echo(generation, idx, tokens) if generation.is_echoed else ""
         return Prompt(tokens, self.prefix_names(tokens), echo)
 
@@ -91,7 +94,6 @@ class ServedModel:
         prompt = generation.prompts[idx]
         if isinstance(prompt, str):
             return self.codec.encode(prompt, add_special_tokens=True)
-        self._check_ids(generation.prompt_param(idx), prompt)
         return prompt
 
     def _echo(self, generation: Generation, idx: int, tokens: list[int]) -> str:
@@ -107,6 +109,9 @@ class ServedModel:
         highest = max(ids, default=0)
         if highest >= self._vocab_size:
             raise refused_field(param, f"token id {highest} is outside of the vocabulary of {self._vocab_size}")
+        if not self._ids_without_token.isdisjoint(ids):
+            without = min(self._ids_without_token.intersection(ids))
+            raise refused_field(param, f"token id {without} has no token in this model's tokenizer")
 
     def _max_tokens(self, generation: Generation, idx: int, num_prompt_tokens: int) -> int:
         left = self.max_model_len - num_prompt_tokens

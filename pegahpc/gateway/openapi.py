@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import version
 from typing import Any
 
@@ -42,8 +43,9 @@ ERROR_HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"
 STREAM = "One server-sent event. The last one's data is `[DONE]`, or an `Error`."
 
 
+@functools.cache
 def make_document(model: str) -> bytes:
-    """The document, as JSON.
+    """The document, as JSON; made once.
 
     Args:
         model: the only name that is served.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pegahpc.config import ConfigError
 from pegahpc.gateway.template_pool import TemplateError, TemplateLost, TemplatePool
-from pegahpc.gateway.tokenizer import TextCodec, read_json
+from pegahpc.gateway.tokenizer import TextCodec
+from pegahpc.tokenizer_files import read_json
 
 DEFAULT_TEMPLATE = "default"
 MAX_BODY_BYTES = 1 << 20  # for a template that is only tried
@@ -47,7 +48,7 @@ def chat_template(folder: Path, codec: TextCodec, *, max_body_bytes: int) -> Tem
         ConfigError: a template cannot be read, or is of no known form.
     """
     source = chat_templates(folder, codec).get(DEFAULT_TEMPLATE)
-    return None if source is None else TemplatePool(source, codec.special_tokens(), max_body_bytes=max_body_bytes)
+    return None if source is None else TemplatePool(source, codec.special_tokens, max_body_bytes=max_body_bytes)
 
 
 def warm_up(templates: TemplatePool) -> None:
@@ -59,7 +60,7 @@ def warm_up(templates: TemplatePool) -> None:
     try:
         templates.warm_up()
     except (TemplateError, TemplateLost) as error:
-        raise ConfigError(f"model.path: the chat template does not parse: {error}") from None
+        raise ConfigError(f"model.path: the chat template cannot be used: {error}") from None
 
 
 def check_text_files(folder: Path) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from tokenizers import Tokenizer
-
-from pegahpc.config import ConfigError
 from pegahpc.gateway.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -17,17 +13,8 @@ from pegahpc.gateway.detokenizer import (
     byte_token_ids,
     token_bytes,
 )
+from pegahpc.tokenizer_files import read_json, read_tokenizer
 from pegahpc.vocabulary import token_ids
-
-SPECIAL_TOKEN_KEYS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 class TextCodec:
@@ -38,25 +25,31 @@ class TextCodec:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"model.path: {folder} has no tokenizer.json")
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise ConfigError(f"model.path: {path} is damaged: {error}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.config = read_json(folder / "tokenizer_config.json")
+        files = read_tokenizer(folder)
+        self._tokenizer = files.tokenizer
+        self.config = files.config
+        self.special_tokens = files.special_tokens
+        self.token_ids = token_ids(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(idx for idx, token in added.items() if token.special)
-        self._bos_ids = self._extra_bos_ids()
-        self._choose_detokenizer(read_json(path).get("decoder") or {})
+        bos_id = self.special_token_id("bos_token")
+        self._bos_ids = [] if bos_id is None else [bos_id]
+        self._puts_bos = bool(self._bos_ids) and self._tokenizer.encode("").ids[:1] == self._bos_ids
+        self._needs_bos = not self._puts_bos and files.config.get("add_bos_token") is True
+        self._choose_detokenizer(read_json(folder / "tokenizer.json").get("decoder") or {})
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids; with special tokens, what the tokenizer puts around a plain text (mostly a bos)."""
+        """Token ids; with special tokens, what the tokenizer puts around a plain text (mostly a bos).
+
+        A text that begins with the bos's own name gets no second one. A bos that only `add_bos_token` asks for
+        (DeepSeek-V3's) is put as transformers 4 did when such models were made; 5 reads that key no more.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._bos_ids + ids if add_special_tokens else ids
+        if add_special_tokens and self._puts_bos and ids[1:2] == self._bos_ids:
+            return ids[1:]
+        if add_special_tokens and self._needs_bos and ids[:1] != self._bos_ids:
+            return self._bos_ids + ids
+        return ids
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one request."""
@@ -76,25 +69,12 @@ class TextCodec:
     @property
     def vocab_size(self) -> int:
         """One more than the highest id, added tokens included."""
-        return max(token_ids(self._tokenizer), default=-1) + 1
-
-    def special_tokens(self) -> dict[str, str]:
-        """`bos_token` and the like, as a chat template sees them."""
-        named = {key: self.config.get(key) for key in SPECIAL_TOKEN_KEYS}
-        texts = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
-        return {key: text for key, text in texts.items() if isinstance(text, str)}
+        return max(self.token_ids, default=-1) + 1
 
     def special_token_id(self, key: str) -> int | None:
         """The id of `bos_token`, `eos_token`, ...; None where the checkpoint has none."""
-        text = self.special_tokens().get(key)
+        text = self.special_tokens.get(key)
         return None if text is None else self._tokenizer.token_to_id(text)
-
-    def _extra_bos_ids(self) -> list[int]:
-        """A bos that `add_bos_token` asks for and tokenizer.json does not put itself (DeepSeek-V3's does not)."""
-        bos = self.special_token_id("bos_token")
-        if self.config.get("add_bos_token") is not True or bos is None:
-            return []
-        return [] if self._tokenizer.encode("").ids[:1] == [bos] else [bos]
 
     def _choose_detokenizer(self, decoder: dict[str, Any]) -> None:
         self._token_bytes: list[bytes] | None = None
@@ -105,19 +85,3 @@ class TextCodec:
             self._token_bytes = byte_table(self._tokenizer, self._special_ids)
         elif "ByteFallback" in kinds:
             self._byte_ids = byte_token_ids(self._tokenizer)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The document, or {} where there is no such file.
-
-    Raises:
-        ConfigError: the file is no JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model.path: {path} is damaged: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"model.path: {path} cannot be read: {error.strerror}") from None

@@ -115,12 +115,3 @@ def test_eos_ids_are_a_number_or_a_list_and_the_tokenizers_own(tmp_path: Path) -
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
     assert eos_token_ids(tmp_path, TextCodec(tmp_path)) == (2, 7, 8)
-
-
-def test_a_bos_that_the_config_asks_for_is_put_once(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|bos|>", "add_bos_token": true}')
-    codec = TextCodec(tmp_path)
-    plain = TINY_TOKENIZER.encode("hi").ids
-    assert codec.encode("hi", add_special_tokens=True) == [1, *plain]
-    assert codec.encode("hi", add_special_tokens=False) == plain

@@ -344,9 +344,10 @@ async def test_a_fault_of_the_gateway_itself_is_a_500_that_tells_nothing_interna
     [
         ("tokenizer.json", "{", "tokenizer.json is damaged"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged"),
-        ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+        ("chat_template.jinja", "{% if %}", "the chat template cannot be used"),
         ("tokenizer_config.json", '{"chat_template": [7]}', "chat_template is of no known form"),
-        ("tokenizer_config.json", '{"bos_token": {}, "chat_template": "{% if %}"}', "the chat template does not parse"),
+        ("tokenizer_config.json", '{"chat_template": "{{ x | no_such_filter }}"}', "the chat template cannot be used"),
+        ("tokenizer_config.json", '{"bos_token": {}}', "tokenizer_config.json is damaged"),
     ],
 )
 def test_a_damaged_tokenizer_file_is_named_before_anything_is_served(

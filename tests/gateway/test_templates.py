@@ -55,7 +55,7 @@ def by_transformers(folder: Path, messages: Messages, **fields: Any) -> Any:
 def ours(folder: Path, messages: Messages, **fields: Any) -> str:
     codec = TextCodec(folder)
     source = chat_templates(folder, codec)["default"]
-    return ChatTemplate(source, codec.special_tokens()).render(Chat(messages=messages, **fields))
+    return ChatTemplate(source, codec.special_tokens).render(Chat(messages=messages, **fields))
 
 
 @pytest.fixture
