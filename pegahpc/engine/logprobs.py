@@ -66,6 +66,19 @@ def _shown(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
 
 
 def _log_sum_exp(logits_LV: torch.Tensor) -> torch.Tensor:
-    """[L, 1], float64. By a cumulative sum: torch.sum splits a row among threads when there are few rows."""
+    """[L, 1], float64."""
     top_L1 = logits_LV.amax(-1, keepdim=True)
-    return top_L1.double() + (logits_LV - top_L1).exp_().double().cumsum(-1)[:, -1:].log()
+    return top_L1.double() + _sum((logits_LV - top_L1).exp_().double()).log()
+
+
+def _sum(values_LV: torch.Tensor) -> torch.Tensor:
+    """[L, 1]: half added onto half until one is left, in place, so that a row's bits are its own on every device.
+
+    torch.sum splits a row among threads when there are few rows, and a GPU's cumulative sums depend on their number.
+    """
+    width = values_LV.shape[-1]
+    while width > 1:
+        half = (width + 1) // 2
+        values_LV[:, : width - half] += values_LV[:, half:width]
+        width = half
+    return values_LV[:, :1]
