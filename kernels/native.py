@@ -24,8 +24,10 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).parent / "csrc" / name for name in ("linear.c", "latent.c", "moe.c", "fabric.c"))
-HEADERS = tuple(Path(__file__).parent / "csrc" / name for name in ("vec.h", "linear.h"))
+SOURCES = tuple(
+    Path(__file__).parent / "csrc" / name for name in ("linear.c", "latent.c", "moe.c", "fabric.c", "program.c")
+)
+HEADERS = tuple(Path(__file__).parent / "csrc" / name for name in ("vec.h", "linear.h", "ops.h"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60
 SEAL_BYTES = 16  # the file's last: a hash of all before. To dlopen a file that was cut off can be the end (SIGBUS)
@@ -43,12 +45,20 @@ SIGNATURES: Mapping[str, Sequence[type[ctypes.c_void_p] | type[ctypes.c_int64] |
     "experts": [_POINTER] * 5 + [_INT],
     "moe_output": [_POINTER] * 6 + [_INT] * 4,
     "latent_attention": [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 5 + [_FLOAT],
+    **{f"node_{kind}": [_POINTER] * 2 for kind in ("norm", "add", "attention", "swiglu", "moe")},
+    "run_program": [_POINTER, _INT, _POINTER],
     "fabric_rest": [_POINTER],
     "fabric_dispatch": [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 4,
     "fabric_take_rows": [_POINTER] * 2 + [_INT] + [_POINTER] * 4,
     "fabric_combine": [_POINTER] * 6,
 }
-RETURNS_INT = ("packed_elements", "fabric_rest", "fabric_dispatch", "fabric_combine")  # the others return nothing
+RETURNS_INT = (
+    "packed_elements",
+    "run_program",
+    "fabric_rest",
+    "fabric_dispatch",
+    "fabric_combine",
+)  # the others return nothing
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -89,11 +89,6 @@ class Packer:
         """One matrix after the other."""
         return (Packed * w_NIO.shape[0])(*(self.pack(w_IO) for w_IO in w_NIO))
 
-    def own(self, packed: ctypes.Structure | ctypes.Array[Swiglu]) -> object:
-        """What a call takes as the address of these weights; it keeps them and their memory."""
-        packed.packer = self  # type: ignore[union-attr]
-        return ctypes.byref(packed)
-
     def hold(self, tensor: torch.Tensor | None) -> int | None:
         """Its address, valid from now on."""
         if tensor is None:
@@ -102,11 +97,29 @@ class Packer:
         return tensor.data_ptr()
 
 
+class NativeOp:
+    """A compiled op with its weights: to be called by itself, or to be a part of a program (program.py).
+
+    Args:
+        op: the struct that C code reads.
+        packer: holds the memory of its weights.
+        per_row: floats of scratch that a row takes.
+    """
+
+    def __init__(self, op: Any, packer: Packer, per_row: int, run: Kernel) -> None:
+        self.op, self._packer, self.per_row = op, packer, per_row
+        self.at: int | None = None if op is None else ctypes.addressof(op)
+        self._run = run
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._run(*arguments)
+
+
 @register("linear", "native", priority=20, supports=runs)
 def linear_native(_: PlainOps, *, w_IO: torch.Tensor) -> Kernel:
     packer = Packer()
     packed, call, num_out = packer.pack(w_IO), function("linear"), w_IO.shape[1]
-    at = packer.own(packed)
+    at = ctypes.addressof(packed)
 
     def linear(x_TI: torch.Tensor) -> torch.Tensor:
         num_rows = x_TI.shape[0]
@@ -114,14 +127,14 @@ def linear_native(_: PlainOps, *, w_IO: torch.Tensor) -> Kernel:
         call(at, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_out, num_rows)
         return out_TO
 
-    return linear
+    return NativeOp(packed, packer, 0, linear)
 
 
 @register("swiglu", "native", priority=20, supports=runs)
 def swiglu_native(_: PlainOps, *, gate_up_HW: torch.Tensor, down_WH: torch.Tensor) -> Kernel:
     packer = Packer()
     packed, call = Swiglu(packer.pack(gate_up_HW), packer.pack(down_WH)), function("swiglu")
-    at, per_row = packer.own(packed), gate_up_HW.shape[1] + down_WH.shape[0]
+    at, per_row = ctypes.addressof(packed), gate_up_HW.shape[1] + down_WH.shape[0]
 
     def swiglu(x_TH: torch.Tensor) -> torch.Tensor:
         x_TH, num_rows = x_TH.contiguous(), x_TH.shape[0]
@@ -129,7 +142,7 @@ def swiglu_native(_: PlainOps, *, gate_up_HW: torch.Tensor, down_WH: torch.Tenso
         call(at, x_TH.data_ptr(), scratch.data_ptr(), out_TH.data_ptr(), num_rows)
         return out_TH
 
-    return swiglu
+    return NativeOp(packed, packer, per_row, swiglu)
 
 
 @register("latent_project", "native", priority=20, supports=runs)
@@ -150,7 +163,7 @@ def latent_project_native(
         packer.pack(qkv_a_HX), packer.pack(q_b), packer.pack_all(w_uk_NPC), packer.hold(q_a_norm),
         packer.hold(kv_a_norm_C), num_heads, nope, latent, rotary, eps,
     )  # fmt: skip
-    at, per_row = packer.own(packed), qkv_a_HX.shape[1] + (sum(q_b.shape) if q_b is not None else 0)
+    at, per_row = ctypes.addressof(packed), qkv_a_HX.shape[1] + (sum(q_b.shape) if q_b is not None else 0)
 
     def project(
         x_TH: torch.Tensor, cis_TR: torch.Tensor, cache_YD: torch.Tensor, row_idx_T: torch.Tensor
@@ -161,14 +174,14 @@ def latent_project_native(
         call(at, *[tensor.data_ptr() for tensor in tensors], num_rows)
         return q_TND
 
-    return project
+    return NativeOp(packed, packer, per_row, project)
 
 
 @register("latent_output", "native", priority=20, supports=runs)
 def latent_output_native(_: PlainOps, *, w_uv_NCV: torch.Tensor, o_proj: torch.Tensor) -> Kernel:
     packer, call = Packer(), function("latent_output")
     packed = LatentOutput(packer.pack(o_proj), packer.pack_all(w_uv_NCV), *w_uv_NCV.shape)
-    at, (per_row, hidden) = packer.own(packed), o_proj.shape
+    at, (per_row, hidden) = ctypes.addressof(packed), o_proj.shape
 
     def output(out_TNC: torch.Tensor) -> torch.Tensor:
         out_TNC, num_rows = out_TNC.contiguous(), out_TNC.shape[0]
@@ -176,7 +189,7 @@ def latent_output_native(_: PlainOps, *, w_uv_NCV: torch.Tensor, o_proj: torch.T
         call(at, out_TNC.data_ptr(), scratch.data_ptr(), out_TH.data_ptr(), num_rows)
         return out_TH
 
-    return output
+    return NativeOp(packed, packer, per_row, output)
 
 
 @register("router", "native", priority=20, supports=runs)
@@ -198,7 +211,7 @@ def router_native(
         packer.pack(gate_HE), packer.hold(bias_E), num_topk, num_groups, num_topk_groups, group_best,
         scoring == "sigmoid", norm_topk_prob, scale,
     )  # fmt: skip
-    at = packer.own(packed)
+    at = ctypes.addressof(packed)
 
     def route(x_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x_TH, num_rows = x_TH.contiguous(), x_TH.shape[0]
@@ -211,7 +224,7 @@ def router_native(
         call(at, *[tensor.data_ptr() for tensor in tensors], num_rows)
         return topk_idx_TK, topk_weights_TK
 
-    return route
+    return NativeOp(packed, packer, num_experts, route)
 
 
 @register("experts", "native", priority=20, supports=runs)
@@ -220,7 +233,7 @@ def experts_native(_: PlainOps, *, gate_up_EHW: torch.Tensor, down_EWH: torch.Te
     packed = (Swiglu * num_experts)(
         *(Swiglu(packer.pack(gate_up), packer.pack(down)) for gate_up, down in zip(gate_up_EHW, down_EWH, strict=True))
     )
-    at, per_row, sizes_type = packer.own(packed), gate_up_EHW.shape[2] + down_EWH.shape[1], _INT * num_experts
+    at, per_row, sizes_type = ctypes.addressof(packed), gate_up_EHW.shape[2] + down_EWH.shape[1], _INT * num_experts
 
     def experts(x_RH: torch.Tensor, group_sizes: Sequence[int]) -> torch.Tensor:
         out_RH, scratch = torch.empty_like(x_RH), x_RH.new_empty(max(group_sizes) * per_row)
@@ -228,7 +241,7 @@ def experts_native(_: PlainOps, *, gate_up_EHW: torch.Tensor, down_EWH: torch.Te
         call(at, x_RH.data_ptr(), ctypes.addressof(sizes), scratch.data_ptr(), out_RH.data_ptr(), num_experts)
         return out_RH
 
-    return experts
+    return NativeOp(packed, packer, per_row, experts)
 
 
 @register("moe_output", "native", priority=20, supports=runs)
@@ -236,10 +249,10 @@ def moe_output_native(
     _: PlainOps, *, shared_gate_up_HW: torch.Tensor | None, shared_down_WH: torch.Tensor | None
 ) -> Kernel:
     packer, call = Packer(), function("moe_output")
-    at, per_row = None, 0
+    packed, at, per_row = None, None, 0
     if shared_gate_up_HW is not None and shared_down_WH is not None:
         packed = Swiglu(packer.pack(shared_gate_up_HW), packer.pack(shared_down_WH))
-        at, per_row = packer.own(packed), shared_gate_up_HW.shape[1] + shared_down_WH.shape[0]
+        at, per_row = ctypes.addressof(packed), shared_gate_up_HW.shape[1] + shared_down_WH.shape[0]
 
     def output(x_TH: torch.Tensor, y_LKH: torch.Tensor, topk_weights_LK: torch.Tensor) -> torch.Tensor:
         x_TH, y_LKH, (num_rows, hidden) = x_TH.contiguous(), y_LKH.contiguous(), x_TH.shape
@@ -249,4 +262,4 @@ def moe_output_native(
         call(at, *[tensor.data_ptr() for tensor in tensors], num_rows, *y_LKH.shape[:2], hidden)
         return out_TH
 
-    return output
+    return NativeOp(packed, packer, per_row, output)

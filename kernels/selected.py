@@ -19,6 +19,7 @@ import pegahpc.kernels.moe_layer
 import pegahpc.kernels.native_layers
 import pegahpc.kernels.native_ops
 import pegahpc.kernels.packed_experts
+import pegahpc.kernels.program
 import pegahpc.kernels.rms_norm
 import pegahpc.kernels.route_tokens
 import pegahpc.kernels.swiglu  # noqa: F401
@@ -52,6 +53,7 @@ class Kernels(PlainOps):
     latent_project: Kernel
     linear: Kernel
     moe_output: Kernel
+    program: Kernel
     router: Kernel
     swiglu: Kernel
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pegahpc.kernels.program import RowContext
 from pegahpc.kernels.selected import Kernels
 from pegahpc.mla.shape import LatentShape
 
@@ -26,22 +27,12 @@ class LatentWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """Rows of a step that attend together: all decode rows (a context each), or one span's rows (one context)."""
-
-    first_row: int
-    num_rows: int
-    block_idx_GP: torch.Tensor  # [1 or num_rows, pages], int64: page * num_layers
-    seq_lens_T: torch.Tensor  # [num_rows], int64: tokens that each row sees, itself included
-
-
-@dataclass(frozen=True, kw_only=True)
 class AttentionStep:
     """What every attention layer of one step shares."""
 
     cis_TR: torch.Tensor  # [num_rows, qk_rope_head_dim], float32
     row_idx_T: torch.Tensor  # [num_rows], int64: page * num_layers * page_tokens + offset in the page
-    contexts: tuple[Context, ...]
+    contexts: tuple[RowContext, ...]
 
 
 class LayerCache:
@@ -52,6 +43,7 @@ class LayerCache:
     """
 
     def __init__(self, slab: torch.Tensor, layer: int) -> None:
+        self.slab = slab
         _, _, page_tokens, row_dim = slab.shape
         self.blocks_XPD = slab.view(-1, page_tokens, row_dim)[layer:]
         self.rows_YD = slab.view(-1, row_dim)[layer * page_tokens :]
@@ -66,7 +58,7 @@ class LatentAttention:
     def __init__(self, shape: LatentShape, weights: LatentWeights, kernels: Kernels) -> None:
         self.shape = shape
         self._attention = kernels.latent_attention
-        self._project = kernels.latent_project(
+        self.project = kernels.latent_project(
             qkv_a_HX=weights.qkv_a_HX,
             q_a_norm=weights.q_a_norm,
             q_b=weights.q_b,
@@ -75,12 +67,12 @@ class LatentAttention:
             rotary=shape.qk_rope_head_dim,
             eps=shape.latent_norm_eps,
         )
-        self._output = kernels.latent_output(w_uv_NCV=weights.w_uv_NCV, o_proj=weights.o_proj)
+        self.output = kernels.latent_output(w_uv_NCV=weights.w_uv_NCV, o_proj=weights.o_proj)
 
     def forward(self, x_TH: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:
         """[num_rows, hidden] to [num_rows, hidden]; appends the rows' latents to the cache first."""
-        q_TND = self._project(x_TH, step.cis_TR, cache.rows_YD, step.row_idx_T)
-        out: torch.Tensor = self._output(self._attend(q_TND, step, cache))
+        q_TND = self.project(x_TH, step.cis_TR, cache.rows_YD, step.row_idx_T)
+        out: torch.Tensor = self.output(self._attend(q_TND, step, cache))
         return out
 
     def _attend(self, q_TND: torch.Tensor, step: AttentionStep, cache: LayerCache) -> torch.Tensor:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pegahpc.kernels.program import Exchanging
+
 HAS_WORK, STOPPING = 1, 2
 
 Indices = npt.NDArray[np.int64]
@@ -80,8 +82,16 @@ class Dispatcher(Protocol):
 
     first_expert: int
     num_local_experts: int
-    num_exchanges: int  # so far; grows by a constant a step
-    exchange_s: float  # seconds spent in exchanges so far, waiting for peers included
+
+    @property
+    def num_exchanges(self) -> int:
+        """So far; grows by a constant a step."""
+        ...
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds spent in exchanges so far, waiting for peers included."""
+        ...
 
     @property
     def waiting_for(self) -> str:
@@ -90,6 +100,11 @@ class Dispatcher(Protocol):
 
     def doorbells(self) -> list[int]:
         """Descriptors, maybe none, that become readable when a peer begins the next step, also if it has already."""
+        ...
+
+    @property
+    def exchanges(self) -> Exchanging | None:
+        """What C code needs to make the exchanges by itself; None where it cannot."""
         ...
 
     def begin_step(self, word: int) -> None:
@@ -119,6 +134,7 @@ class LocalDispatcher:
         self.num_local_experts = num_experts
         self.num_exchanges = 0
         self.exchange_s = 0.0
+        self.exchanges: Exchanging | None = None  # set where a program may be recorded
         self.waiting_for = ""
         self._word = 0
 

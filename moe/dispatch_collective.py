@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from pegahpc.kernels.program import Exchanging
 from pegahpc.moe.dispatch import ChainView, ChainWords, Indices, Received, Route, group_pairs, sort_pairs
 
 
@@ -60,6 +61,10 @@ class CollectiveDispatcher:
 
     def doorbells(self) -> list[int]:
         return []  # nothing wakes a rank that sleeps between steps
+
+    @property
+    def exchanges(self) -> Exchanging | None:
+        return None
 
     def begin_step(self, word: int) -> None:
         self._chain.begin(word)

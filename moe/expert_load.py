@@ -8,14 +8,23 @@ import numpy as np
 
 
 class ExpertLoad:
-    """`rows_E`: rows that came to each local expert; `num_seen`: experts with rows, summed over steps."""
+    """Counts of one layer, in memory that C code counts into too."""
 
     def __init__(self, num_local_experts: int) -> None:
-        self.rows_E = np.zeros(num_local_experts, np.int64)
-        self.num_seen = 0
+        self.counts = np.zeros(num_local_experts + 1, np.int64)
+
+    @property
+    def rows(self) -> list[int]:
+        """That came to each local expert."""
+        rows: list[int] = self.counts[:-1].tolist()
+        return rows
+
+    @property
+    def num_seen(self) -> int:
+        """Experts with rows, summed over steps."""
+        return int(self.counts[-1])
 
     def count(self, group_sizes: Sequence[int]) -> None:
         """One step's rows for each local expert."""
-        sizes_E = np.asarray(group_sizes)
-        self.rows_E += sizes_E
-        self.num_seen += int(np.count_nonzero(sizes_E))
+        self.counts[:-1] += group_sizes
+        self.counts[-1] += sum(size > 0 for size in group_sizes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pegahpc.kernels.program import MoEOps
 from pegahpc.kernels.selected import Kernels
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.moe.expert_load import ExpertLoad
@@ -32,6 +33,7 @@ class MoELayer:
     def __init__(self, shape: RouterShape, weights: MoEWeights, kernels: Kernels, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.load = ExpertLoad(dispatcher.num_local_experts)
+        self._num_topk = shape.num_topk
         self._route = kernels.router(gate_HE=weights.gate_HE, bias_E=weights.bias_E, **shape.arguments)
         self._experts = kernels.experts(gate_up_EHW=weights.gate_up_EHI, down_EWH=weights.down_EIH)
         self._output = kernels.moe_output(
@@ -50,6 +52,18 @@ class MoELayer:
         y_LKH = self._exchange(x_TH[:num_live], topk_idx_TK[:num_live])
         out_TH: torch.Tensor = self._output(x_TH, y_LKH, topk_weights_TK[:num_live])
         return out_TH
+
+    @property
+    def ops(self) -> MoEOps:
+        """What a program is recorded from."""
+        return MoEOps(
+            router=self._route,
+            experts=self._experts,
+            output=self._output,
+            exchanges=self.dispatcher.exchanges,
+            load=self.load.counts,
+            num_topk=self._num_topk,
+        )
 
     def _exchange(self, x_LH: torch.Tensor, topk_idx_LK: torch.Tensor) -> torch.Tensor:
         """Rows to their experts, this rank's experts over whatever arrives, outputs home: [L, K, H]."""

@@ -129,6 +129,7 @@ class BackendsConfig:
     matmul_heads: str = "auto"
     matmul_rows: str = "auto"
     moe_output: str = "auto"
+    program: str = "auto"
     rms_norm: str = "auto"
     route_tokens: str = "auto"
     router: str = "auto"

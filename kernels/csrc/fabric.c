@@ -13,24 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ops.h"
+
 #define LOOK_AGAIN_MS 50 /* a sleeper tells anew so often whom it waits for */
 
 enum state { RUNNING, AWAITING, RESTING };
-
-struct door {
-    int64_t arrivals[2], state;
-    int64_t came[]; /* [rank]: exchanges that it has come to */
-};
-
-struct fabric {
-    int64_t world_size, rank, num_local, row_bytes, timeout_ms;
-    struct door **doors;                             /* [rank], the own one too */
-    int32_t *bells;                                  /* [rank] -> descriptor, the own one too */
-    int64_t **out_header, **in_header;               /* [rank] -> chain word, then pairs for each local expert */
-    char **out_rows, **in_rows, **out_back, **in_back; /* [rank] -> rows to compute; outputs that come home */
-    int64_t *waiting_for;                            /* rank that is being waited for, -1 for none */
-    int64_t num_done;                                /* exchanges that are over */
-};
 
 static int64_t ring(int bell) {
     uint64_t one = 1;
@@ -50,10 +37,10 @@ static int64_t arrive(const struct fabric *f, int64_t rank) {
     return state == RESTING || (state == AWAITING && is_last) ? ring(f->bells[rank]) : 0;
 }
 
-static int64_t now_ms(void) {
+static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 /* The first peer that has not come to exchange num_done, -1 when all have. */
@@ -71,7 +58,7 @@ static int64_t await_all(struct fabric *f) {
     const int64_t *arrivals = &door->arrivals[f->num_done % 2];
     int64_t all = (f->num_done / 2 + 1) * (f->world_size - 1);
     if (__atomic_load_n(arrivals, __ATOMIC_ACQUIRE) < all) {
-        int64_t deadline_ms = now_ms() + f->timeout_ms;
+        int64_t deadline_ns = now_ns() + f->timeout_ms * 1000000;
         __atomic_store_n(&door->state, AWAITING, __ATOMIC_SEQ_CST);
         while (__atomic_load_n(arrivals, __ATOMIC_SEQ_CST) < all) {
             struct pollfd bell = {.fd = f->bells[f->rank], .events = POLLIN};
@@ -80,12 +67,12 @@ static int64_t await_all(struct fabric *f) {
             int ready = poll(&bell, 1, LOOK_AGAIN_MS);
             if (ready < 0 && errno != EINTR) return -errno;
             if (ready > 0 && read(bell.fd, &rung, sizeof rung) < 0 && errno != EAGAIN && errno != EINTR) return -errno;
-            if (ready == 0 && now_ms() >= deadline_ms) return 1 + *f->waiting_for;
+            if (ready == 0 && now_ns() >= deadline_ns) return 1 + *f->waiting_for;
         }
         __atomic_store_n(f->waiting_for, -1, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&door->state, RUNNING, __ATOMIC_RELAXED);
-    f->num_done++;
+    __atomic_store_n(&f->num_done, f->num_done + 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -105,7 +92,7 @@ int64_t fabric_rest(struct fabric *f) {
 int64_t fabric_dispatch(struct fabric *f, const char *x, const int64_t *expert, int64_t num_pairs,
                         int64_t num_topk, int64_t word, int64_t *order, int64_t *sent, int64_t *counts,
                         int64_t *words) {
-    int64_t num_experts = f->world_size * f->num_local;
+    int64_t num_experts = f->world_size * f->num_local, started_ns = now_ns();
     int64_t outgoing[num_experts], next[num_experts];
     memset(outgoing, 0, sizeof outgoing);
     for (int64_t q = 0; q < num_pairs; q++) outgoing[expert[q]]++;
@@ -133,6 +120,7 @@ int64_t fabric_dispatch(struct fabric *f, const char *x, const int64_t *expert, 
         memcpy(counts + r * f->num_local, r == f->rank ? outgoing + r * f->num_local : header + 1,
                f->num_local * sizeof(int64_t));
     }
+    f->exchange_ns += now_ns() - started_ns;
     return 0;
 }
 
@@ -157,7 +145,7 @@ void fabric_take_rows(const struct fabric *f, const char *x, int64_t num_topk, c
 /* Outputs, grouped as fabric_take_rows grouped the rows, to their homes; then this rank's own into y [pair]. */
 int64_t fabric_combine(struct fabric *f, const char *outputs, const int64_t *order, const int64_t *sent,
                        const int64_t *counts, char *y) {
-    int64_t put[f->world_size], first[f->world_size];
+    int64_t put[f->world_size], first[f->world_size], started_ns = now_ns();
     for (int64_t r = 0, total = 0; r < f->world_size; r++) put[r] = 0, first[r] = total, total += sent[r];
     for (int64_t e = 0; e < f->num_local; e++)
         for (int64_t r = 0; r < f->world_size; r++) {
@@ -177,5 +165,6 @@ int64_t fabric_combine(struct fabric *f, const char *outputs, const int64_t *ord
     for (int64_t r = 0; r < f->world_size; r++)
         for (int64_t q = 0; r != f->rank && q < sent[r]; q++)
             memcpy(y + order[first[r] + q] * f->row_bytes, f->in_back[r] + q * f->row_bytes, f->row_bytes);
+    f->exchange_ns += now_ns() - started_ns;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* Latent attention and RMSNorm. Row-invariant by construction: what a row's result is made of, and in what order, depends
  * on that row alone. Float32, one thread. Shape letters as in the Python modules: T rows, N heads, C latent dims,
  * D latent + rotary dims. All arrays are dense and row-major unless a stride is given; strides count elements. */
-#include "linear.h"
+#include "ops.h"
 
 /* ---- RMSNorm ----------------------------------------------------------------------------------------------------- */
 void rms_norm(const float *x, int64_t x_stride, const float *weight, float *out, int64_t num_rows, int64_t hidden,
@@ -94,22 +94,6 @@ static inline void rotate(const float *x, const float *cis, float *out, int64_t 
         out[i + 1] = odd * cosine + even * sine;
     }
 }
-
-/* From the layer's input to queries and cache rows. */
-struct latent_project {
-    struct packed qkv_a, q_b;    /* q_b.num_in is 0 where there is none */
-    const struct packed *w_uk;   /* [N]: nope -> latent */
-    const float *q_a_norm, *kv_a_norm;
-    int64_t num_heads, nope, latent, rotary;
-    float eps;
-};
-
-/* From what attention gave to the layer's output. */
-struct latent_output {
-    struct packed o_proj;
-    const struct packed *w_uv;   /* [N]: latent -> value */
-    int64_t num_heads, latent, value;
-};
 
 /* x [T][hidden] to queries out [T][N][latent + rotary]: absorbed, then rotated; the rows' latents and rotated keys go to
  * cache [..][latent + rotary] at row_idx [T]; cis [T][rotary]. Scratch: what the three products give, for each row. */

@@ -1,6 +1,6 @@
 /* The FFNs: SwiGLU, router, routed experts, the sum of what comes home. Row-invariant by construction, float32, one thread.
  * Shape letters as in the Python modules: T rows, E experts, K experts a row, H hidden. */
-#include "linear.h"
+#include "ops.h"
 
 /* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
 static inline float silu(float x) { return x / (1.0f + expf(-x)); }
@@ -13,11 +13,6 @@ static void silu_and_mul_row(const float *gate, const float *up, float *out, int
     }
     for (; i < width; i++) out[i] = silu(gate[i]) * up[i];
 }
-
-/* gate and up side by side in gate_up; scratch holds both, and their product, for each row. */
-struct swiglu {
-    struct packed gate_up, down;
-};
 
 /* out[T][H] = (silu(x gate) * (x up)) down */
 void swiglu(const struct swiglu *w, const float *x, float *scratch, float *out, int64_t num_rows) {
@@ -94,13 +89,6 @@ static void route_tokens(const float *logits, const float *bias, int64_t *topk_i
             topk_weights[k] = (norm_topk_prob ? topk_weights[k] / (chosen + 1e-20f) : topk_weights[k]) * scale;
     }
 }
-
-struct router {
-    struct packed gate;
-    const float *bias; /* or null */
-    int64_t num_topk, num_groups, num_topk_groups, best_of, is_sigmoid, norm_topk_prob;
-    float scale;
-};
 
 /* x [T][H] to topk_idx [T][K] and topk_weights [T][K]; scratch holds [T][E]. */
 void route(const struct router *r, const float *x, float *scratch, int64_t *topk_idx, float *topk_weights,

@@ -22,7 +22,8 @@ from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.lines import probe, read_config
 from pegahpc.models.served import refuse_unserved
 from pegahpc.models.spec import ModelSpec, MoEFFN
-from pegahpc.moe.dispatch import Dispatcher
+from pegahpc.moe.dispatch import Dispatcher, LocalDispatcher
+from pegahpc.moe.exchanges import Exchanges
 from pegahpc.moe.fabric import SlabShape
 from pegahpc.page_names import model_salt
 from pegahpc.rank import RankContext
@@ -58,6 +59,8 @@ def build_engine(
     vocabulary = read_vocabulary(Path(fleet.model.path), spec.vocab_size)
     device, dtype = torch.device(ctx.device), DTYPES[engine_config.dtype]
     kernels = _kernels(fleet, spec, device, dtype)
+    if isinstance(dispatcher, LocalDispatcher):
+        dispatcher.exchanges = Exchanges.alone(slab_shape(fleet))
     placement = Placement(
         device=device,
         dtype=dtype,

@@ -208,7 +208,7 @@ class Engine:
         return ExpertLoads(
             num_steps=self._num_busy_steps,
             first_expert=self.dispatcher.first_expert,
-            layers=[LayerExperts(number, ffn.load.rows_E.tolist(), ffn.load.num_seen) for number, ffn in layers
+            layers=[LayerExperts(number, ffn.load.rows, ffn.load.num_seen) for number, ffn in layers
                     if isinstance(ffn, MoELayer)],
         )  # fmt: skip
 

@@ -9,7 +9,8 @@ from pegahpc.engine.phase_clock import PhaseClock
 from pegahpc.engine.readout import Readout, Told
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.kernels.latent_attention import SPLIT_TOKENS
-from pegahpc.mla.attention import AttentionStep, Context, LayerCache
+from pegahpc.kernels.program import RowContext
+from pegahpc.mla.attention import AttentionStep, LayerCache
 from pegahpc.models.decoder import Decoder, StepInput
 from pegahpc.vocabulary import Vocabulary
 
@@ -119,9 +120,9 @@ class Runner:
         block_T = self._block_table[slot_T, position_T // self._page_tokens]
         return block_T * self._page_tokens + position_T % self._page_tokens
 
-    def _contexts(self, spans: list[Span], position_T: torch.Tensor, slot_T: torch.Tensor) -> tuple[Context, ...]:
+    def _contexts(self, spans: list[Span], position_T: torch.Tensor, slot_T: torch.Tensor) -> tuple[RowContext, ...]:
         """One context a chunk; decode and padding rows share a call, each with its own pages."""
-        contexts: list[Context] = []
+        contexts: list[RowContext] = []
         row = 0
         for span in spans:
             if span.num_rows > 1:
@@ -133,9 +134,9 @@ class Runner:
             contexts.append(self._context(row, position_T[row:], slot_T[row:], longest))
         return tuple(contexts)
 
-    def _context(self, first_row: int, position_T: torch.Tensor, slot_G: torch.Tensor, longest: int) -> Context:
+    def _context(self, first_row: int, position_T: torch.Tensor, slot_G: torch.Tensor, longest: int) -> RowContext:
         num_splits = -(-longest // SPLIT_TOKENS)
         blocks_GP = self._block_table.index_select(0, slot_G)[:, : num_splits * self._pages_per_split]
-        return Context(
+        return RowContext(
             first_row=first_row, num_rows=position_T.shape[0], block_idx_GP=blocks_GP, seq_lens_T=position_T + 1
         )

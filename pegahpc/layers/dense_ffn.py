@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pegahpc.kernels.program import MadeOp
 from pegahpc.kernels.selected import Kernels
 
 
@@ -22,6 +23,11 @@ class DenseFFN:
 
     def __init__(self, weights: DenseWeights, kernels: Kernels) -> None:
         self._swiglu = kernels.swiglu(gate_up_HW=weights.gate_up_HI, down_WH=weights.down_IH)
+
+    @property
+    def ops(self) -> MadeOp:
+        """What a program is recorded from."""
+        return self._swiglu
 
     def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
         """[num_rows, hidden] to the same; padding rows are rows like others here."""

@@ -10,12 +10,18 @@ from typing import Protocol
 
 import torch
 
+from pegahpc.kernels.program import LayerOps, MadeOp, MoEOps, Program
 from pegahpc.kernels.selected import Kernels
 from pegahpc.mla.attention import AttentionStep, LatentAttention, LayerCache
 
 
 class FFN(Protocol):
     """Dense or MoE."""
+
+    @property
+    def ops(self) -> MadeOp | MoEOps:
+        """What a program is recorded from."""
+        ...
 
     def forward(self, x_TH: torch.Tensor, num_live: int) -> torch.Tensor:
         """[num_rows, hidden] to the same."""
@@ -30,6 +36,18 @@ class Layer:
     ffn: FFN
     input_norm_H: torch.Tensor
     post_attention_norm_H: torch.Tensor
+
+    @property
+    def ops(self) -> LayerOps:
+        """What a program is recorded from."""
+        return LayerOps(
+            input_norm_H=self.input_norm_H,
+            project=self.attention.project,
+            output=self.attention.output,
+            scale=self.attention.shape.softmax_scale,
+            post_attention_norm_H=self.post_attention_norm_H,
+            ffn=self.ffn.ops,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +78,17 @@ class Decoder:
         self.rms_norm_eps = rms_norm_eps
         self._norm = kernels.rms_norm
         self._head = kernels.linear(w_IO=head_HV)
+        self._program: Program | None = kernels.program(layers=[layer.ops for layer in layers], eps=rms_norm_eps)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> torch.Tensor:
         """[num_rows, hidden] after the last layer, before the final norm; writes the step's rows to the cache."""
         norm, eps = self._norm, self.rms_norm_eps
         hidden_TH = self.embed_VH.index_select(0, step.token_ids_T)
+        if self._program is not None:
+            shared = step.attention
+            self._program(hidden_TH, step.num_live, cis_TR=shared.cis_TR, row_idx_T=shared.row_idx_T,
+                          slab=caches[0].slab, contexts=shared.contexts)  # fmt: skip
+            return hidden_TH
         for layer, cache in zip(self.layers, caches, strict=True):
             if step.attention.contexts:  # a rank without rows has nobody to attend for; it still comes to the experts
                 x_TH = norm(hidden_TH, layer.input_norm_H, eps)

@@ -18,7 +18,8 @@ from pegahpc.engine.loop import Engine
 from pegahpc.engine.sequence import Sequence, Span
 from pegahpc.models.decoder import StepInput
 from pegahpc.moe.dispatch import STOPPING, ChainView, Received
-from pegahpc.moe.dispatch_fabric import DispatchTimeout, FabricDispatcher
+from pegahpc.moe.dispatch_fabric import FabricDispatcher
+from pegahpc.moe.exchanges import DispatchTimeout
 from pegahpc.moe.fabric import FabricPort, SlabShape
 
 NUM_MOE_LAYERS = SHAPE["num_hidden_layers"] - SHAPE["first_k_dense_replace"]
@@ -91,12 +92,12 @@ class LeavesAlone(FabricDispatcher):
     """Takes its own wish to leave for everybody's."""
 
     def chain_view(self) -> ChainView:
-        return ChainView(super().chain_view().has_work, bool(self._chain.own & STOPPING))
+        return ChainView(super().chain_view().has_work, bool(self.exchanges.chain.own & STOPPING))
 
 
 def broken_world(folder: Path, kind: Kind) -> list[Engine]:
     """Rank 1 is broken; nobody waits long."""
-    return thread_world(folder, *SMALL, kinds=[FabricDispatcher, kind], timeout_s=1.0)
+    return thread_world(folder, *SMALL, "engine.backends.program=parts", kinds=[FabricDispatcher, kind], timeout_s=1.0)
 
 
 def test_a_rank_that_skips_an_exchange_when_it_is_idle_is_named_and_its_ledger_shows_it(folder: Path) -> None:

@@ -108,8 +108,8 @@ async def test_experts_are_told_by_layer_and_steps_with_work_once(serve: Serve) 
         await asyncio.sleep(0.4)
         samples = await scrape(served)
     want = {("0", "0"): 5, ("0", "1"): 0, ("1", "2"): 2, ("1", "3"): 7}
-    for (engine, expert), rows in want.items():
-        assert samples[key("pegahpc:expert_rows_total", engine, layer="1", expert=expert)] == rows
+    for (engine, expert), num_rows in want.items():
+        assert samples[key("pegahpc:expert_rows_total", engine, layer="1", expert=expert)] == num_rows
     assert [samples[key("pegahpc:experts_seen_total", engine, layer="1")] for engine in "01"] == [4, 5]
     assert samples["pegahpc:moe_steps_total", (("layer", "1"),)] == 4  # the newest that any rank told
 

@@ -95,7 +95,7 @@ CALLS: dict[str, Any] = {
 
 
 def test_every_made_op_is_called_here() -> None:
-    assert {name.split()[0] for name in CALLS} == set(MADE)
+    assert {name.split()[0] for name in CALLS} == set(MADE) - {"program"}  # made of the others: tests/models
 
 
 @pytest.mark.parametrize("num_rows", ROW_COUNTS)

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+from pegahpc.kernels.program import RowContext
 from pegahpc.kernels.registry import Place
 from pegahpc.kernels.selected import REFERENCE, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.mla.attention import (
     AttentionStep,
-    Context,
     LatentAttention,
     LatentWeights,
     LayerCache,
@@ -104,7 +104,7 @@ def by_chunks(layer: LatentAttention, x: torch.Tensor, sizes: list[int], slab: t
         step = AttentionStep(
             cis_TR=cis[positions],
             row_idx_T=blocks[0, positions // PAGE] * PAGE + positions % PAGE,
-            contexts=(Context(first_row=0, num_rows=size, block_idx_GP=blocks, seq_lens_T=positions + 1),),
+            contexts=(RowContext(first_row=0, num_rows=size, block_idx_GP=blocks, seq_lens_T=positions + 1),),
         )
         out.append(layer.forward(x[first : first + size], step, cache))
         first += size

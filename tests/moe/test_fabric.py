@@ -14,7 +14,8 @@ import torch
 
 from pegahpc.kernels import native
 from pegahpc.moe.dispatch import HAS_WORK, STOPPING
-from pegahpc.moe.dispatch_fabric import DispatchTimeout, FabricDispatcher
+from pegahpc.moe.dispatch_fabric import FabricDispatcher
+from pegahpc.moe.exchanges import DispatchTimeout
 from pegahpc.moe.fabric import HELLO_BYTES, FabricPort, SlabShape, fetch
 
 T = TypeVar("T")
