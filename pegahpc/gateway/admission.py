@@ -34,7 +34,7 @@ class Gate:
             raise draining()
         if num_places > self._limit:
             many = f"{num_places} choices are more than the {self._limit} places (gateway.max_concurrent_requests)"
-            raise refused_field("n", many)
+            raise refused_field(None, many)
         if self._num_inside + num_places > self._limit:
             message = (
                 f"{self._num_inside} of {self._limit} places (gateway.max_concurrent_requests) are taken; try again."

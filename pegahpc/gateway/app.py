@@ -48,7 +48,8 @@ def make_app(fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str]) 
     app[MODEL] = ServedModel(
         fleet.model,
         default_max_tokens=fleet.gateway.default_max_tokens,
-        page_tokens=fleet.engine.page_tokens if fleet.engine.prefix_cache and len(endpoints) > 1 else 0,
+        page_tokens=fleet.engine.page_tokens if fleet.engine.prefix_cache else 0,
+        names_pages=len(endpoints) > 1,
         max_body_bytes=fleet.gateway.max_body_bytes,
     )
     app[OPENAPI] = make_document(fleet.model.name)

@@ -111,7 +111,7 @@ def _followers(planned: Sequence[Planned], num_candidates: int) -> dict[int, lis
     return {
         first: list(range(first + 1, first + num_candidates))
         for first in range(0, len(planned), num_candidates)
-        if planned[first].prompt.page_names and planned[first].request.prompt_logprobs is None
+        if planned[first].prompt.is_shared and planned[first].request.prompt_logprobs is None
     }
 
 

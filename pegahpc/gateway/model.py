@@ -23,11 +23,20 @@ class ServedModel:
         ConfigError: a tokenizer file is missing or damaged, or a chat template cannot be read.
 
     Args:
-        page_tokens: tokens of a page of the engines' caches; 0: where pages are does not matter, so they get no names.
+        page_tokens: tokens of a page of the engines' prefix caches; 0: they have none.
+        names_pages: False where there is one rank: where pages are does not matter then.
         max_body_bytes: of a request; it bounds what rendering a chat may take.
     """
 
-    def __init__(self, config: ModelConfig, *, default_max_tokens: int, page_tokens: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        default_max_tokens: int,
+        page_tokens: int,
+        max_body_bytes: int,
+        names_pages: bool = True,
+    ) -> None:
         folder = Path(config.path)
         self.name = config.name
         self.max_model_len = config.max_model_len
@@ -39,6 +48,7 @@ class ServedModel:
         self._ids_without_token = frozenset(range(self._vocab_size)) - self.codec.token_ids
         self._templates = chat_template(folder, self.codec, max_body_bytes=max_body_bytes)
         self._page_tokens = page_tokens
+        self._names_pages = names_pages
         self._root_name = root_name(model_salt(folder))
 
     def warm_up(self) -> None:
@@ -76,7 +86,11 @@ class ServedModel:
 
         That token is always computed, so a page that ends with it can never be hit.
         """
-        return page_names(prompt_tokens[:-1], self._page_tokens, self._root_name) if self._page_tokens else []
+        return (
+            page_names(prompt_tokens[:-1], self._page_tokens, self._root_name)
+            if self._page_tokens and self._names_pages
+            else []
+        )
 
     def _prompt(self, generation: Generation, idx: int) -> Prompt:
         tokens = self._prompt_tokens(generation, idx)
@@ -84,7 +98,8 @@ class ServedModel:
             raise refused_field(generation.prompt_param(idx), "is empty: there is no token to start from")
         self._check_ids(generation.prompt_param(idx), tokens)
         echo = self._echo(generation, idx, tokens) if generation.is_echoed else ""
-        return Prompt(tokens, self.prefix_names(tokens), echo)
+        is_shared = 0 < self._page_tokens < len(tokens)
+        return Prompt(tokens, self.prefix_names(tokens), echo, is_shared)
 
     def _prompt_tokens(self, generation: Generation, idx: int) -> list[int]:
         if isinstance(generation.prompts, Chat):

@@ -20,11 +20,13 @@ class Prompt(NamedTuple):
         tokens: at least one.
         page_names: its full pages that a cache may have, in order (`pegahpc.page_names`).
         echo: the text that stands before the answer; "" for none.
+        is_shared: a rank that has computed it spares the next request a page of it or more.
     """
 
     tokens: list[int]
     page_names: list[bytes]
     echo: str
+    is_shared: bool
 
 
 class Planned(NamedTuple):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from pegahpc.wire.keys import FleetSecret
 from pegahpc.wire.messages import (
@@ -23,6 +24,7 @@ from pegahpc.wire.messages import (
     RequestUpdate,
     Scheduled,
     StepOutputs,
+    TokenLogprob,
     decode_to_rank,
     encode,
 )
@@ -32,11 +34,26 @@ IDLE = Load(num_running=0, num_waiting=0, used_pages=0, total_pages=100)
 Script = Callable[[Request], Sequence[RequestUpdate]]
 
 
+def told(token: int, logprob: float = -0.5, rank: int = 1, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
+    """A token's logprob; by default it is the only one."""
+    return TokenLogprob(token, logprob, rank, list(top) or [(token, logprob)])
+
+
 def updates_for(
-    request: Request, steps: Sequence[Sequence[int]], reason: str = "stop", *, num_cached: int | None = None
+    request: Request,
+    steps: Sequence[Sequence[int]],
+    reason: str = "stop",
+    *,
+    num_cached: int | None = None,
+    logprob_of: Callable[[int], TokenLogprob] = told,
 ) -> list[RequestUpdate]:
-    """One update a step, the terminal in the last; the counts are those of a correct engine."""
+    """One update a step, the terminal in the last; the counts, and the logprobs, are those of a correct engine."""
     updates = [RequestUpdate(id=request.id, tokens=list(tokens)) for tokens in steps] or [RequestUpdate(id=request.id)]
+    if request.logprobs is not None:
+        for update in updates:
+            update.logprobs = [logprob_of(token) for token in update.tokens]
+    if request.prompt_logprobs is not None:
+        updates[0].prompt_logprobs = [logprob_of(token) for token in request.prompt_tokens[1:]]
     updates[0].scheduled = Scheduled(queued_at_s=1.0, scheduled_at_s=1.5)
     updates[0].cached_tokens = num_cached
     updates[-1].terminal = Finished(
@@ -51,8 +68,8 @@ class FakeEngine:
     """Answers each request with what `script` says, one message an update; requests and aborts are kept.
 
     Set `is_frozen` to stop its pulse, `load`, `phases` and `experts` to what it reports, `is_holding` to answer all but
-    the last update. `pages` is what its prefix cache has when a client attaches, `says_snapshot` whether it says so
-    then.
+    the last update, `num_together` to answer only when so many requests are there, each in turn. `pages` is what its
+    prefix cache has when a client attaches, `says_snapshot` whether it says so then.
     """
 
     def __init__(self, rank: int, secret: FleetSecret) -> None:
@@ -66,10 +83,12 @@ class FakeEngine:
         self.says_snapshot = True
         self.is_frozen = False
         self.is_holding = False
+        self.num_together = 1
         self.pause_s = 0.0
         self.script: Script = lambda request: updates_for(request, [[2]])
         self.secret = secret
         self._open: set[str] = set()
+        self._gathered: list[Request] = []
         self.step = 0
         self._events: deque[KvEvents] = deque()
         self._is_ready = threading.Event()
@@ -129,16 +148,20 @@ class FakeEngine:
             case Request() as request:
                 self.requests.append(request)
                 self._open.add(request.id)
-                if not self.is_frozen:
-                    self._answer(request)
+                self._gathered.append(request)
+                if len(self._gathered) >= self.num_together:
+                    gathered, self._gathered = self._gathered, []
+                    if not self.is_frozen:
+                        self._answer(gathered)
 
-    def _answer(self, request: Request) -> None:
-        updates = self.script(request)
-        for update in updates[: -1 if self.is_holding else None]:
+    def _answer(self, requests: Sequence[Request]) -> None:
+        """A message for each turn, with an update of each request that has one."""
+        answers = [self.script(request)[: -1 if self.is_holding else None] for request in requests]
+        for turn in zip_longest(*answers):
             time.sleep(self.pause_s)
-            self._say([update])
-            if update.terminal is not None:
-                self._open.discard(request.id)
+            updates = [update for update in turn if update is not None]
+            self._say(updates)
+            self._open -= {update.id for update in updates if update.terminal is not None}
 
     def _say(self, updates: list[RequestUpdate], events: KvEvents | None = None) -> None:
         if self._client and not self.is_frozen:
