@@ -63,11 +63,14 @@ class WindowDetokenizer:
     """For other decoders (sentencepiece style): decodes from the last shown token on.
 
     A run of byte tokens (`<0xE2>`) is decoded when it ends, because one bad byte in it spoils the whole run.
+
+    Args:
+        shown_ids: those that have a token which is no special one; all others are as if they were not there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special_ids: frozenset[int], byte_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, shown_ids: frozenset[int], byte_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = special_ids
+        self._shown_ids = shown_ids
         self._byte_ids = byte_ids
         self._window: list[int] = []
         self._shown = ""  # the window's text that the client has
@@ -79,7 +82,7 @@ class WindowDetokenizer:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        self._window += [token for token in tokens if token not in self._special_ids]
+        self._window += [token for token in tokens if token in self._shown_ids]
         if not self._window or self._window[-1] in self._byte_ids:
             return ""
         return self._show()

@@ -32,6 +32,7 @@ class TextCodec:
         self.token_ids = token_ids(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(idx for idx, token in added.items() if token.special)
+        self._shown_ids = self.token_ids - self._special_ids
         bos_id = self.special_token_id("bos_token")
         self._bos_ids = [] if bos_id is None else [bos_id]
         self._puts_bos = bool(self._bos_ids) and self._tokenizer.encode("").ids[:1] == self._bos_ids
@@ -55,7 +56,7 @@ class TextCodec:
         """A fresh one, for one request."""
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self._tokenizer, special_ids=self._special_ids, byte_ids=self._byte_ids)
+        return WindowDetokenizer(self._tokenizer, shown_ids=self._shown_ids, byte_ids=self._byte_ids)
 
     def token_bytes(self, token: int) -> bytes | None:
         """What one token stands for, as UTF-8, and maybe a piece of a character; a special token for its name.

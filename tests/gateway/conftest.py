@@ -13,6 +13,7 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer
 
 from pegahpc.config import FleetConfig, compose_fleet
@@ -20,6 +21,10 @@ from pegahpc.gateway.app import make_app
 from pegahpc.gateway.connections import Door
 from pegahpc.wire.keys import FleetSecret
 from tests.gateway.fake_engine import FakeEngine
+
+# A busy machine makes no example wrong.
+settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gateway")
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-moe"
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from pegahpc.config import ConfigError
 from pegahpc.gateway.template_messages import Chat
 from pegahpc.gateway.templates import ChatTemplate
-from pegahpc.gateway.text_files import chat_templates
+from pegahpc.gateway.text_files import chat_templates, eos_token_ids
 from pegahpc.gateway.tokenizer import TextCodec
 from pegahpc.vocabulary import read_vocabulary
 from tests.gateway.conftest import TINY, Serve
@@ -214,3 +214,13 @@ async def test_a_text_that_needs_a_token_which_the_model_does_not_have_is_refuse
         assert "token id 3072 is outside of the vocabulary of 3072" in body["error"]["message"]
         status, body = await served.chat(messages=[{"role": "user", "content": "<extra>"}])
         assert (status, body["error"]["param"]) == (400, "messages")
+
+
+def test_eos_ids_are_a_number_or_a_list_and_the_tokenizers_own(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    assert eos_token_ids(tmp_path, TextCodec(tmp_path)) == ()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
+    assert eos_token_ids(tmp_path, TextCodec(tmp_path)) == (9,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
+    assert eos_token_ids(tmp_path, TextCodec(tmp_path)) == (2, 7, 8)
