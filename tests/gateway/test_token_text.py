@@ -173,7 +173,7 @@ def test_tokens_of_a_sentencepiece_vocabulary_stand_for_spaced_words_and_bytes()
 
 def test_bytes_of_a_sentencepiece_vocabulary_are_shown_with_their_character() -> None:
     tokens = [1, *(4 + byte for byte in "世".encode()), 3]
-    detokenizer = WindowDetokenizer(sentencepiece(), special_ids=frozenset({260}), byte_ids=frozenset(range(4, 260)))
+    detokenizer = WindowDetokenizer(sentencepiece(), shown_ids=frozenset(range(260)), byte_ids=frozenset(range(4, 260)))
     of = TokenText(detokenizer, StopStrings(["世"]))
     text = "".join(of.feed([token], [told(token)]) for token in tokens) + of.finish()
     assert text == "a"
