@@ -6,10 +6,10 @@ In order: bind the request port, meet the others, connect the collectives, load,
 from __future__ import annotations
 
 import logging
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pegahpc.checkpoint.files import CheckpointError
 from pegahpc.config import ConfigError
@@ -38,7 +38,14 @@ def main() -> None:
     except Exception as error:  # the process's border: everything is logged, told to the tray, and ends the rank
         log.exception("rank %d failed", link.boot.context.rank)
         link.complain(*_in_one_line(error))
-        sys.exit(1)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End now. To take torch apart Python needs a second or more, and what is left the kernel takes back."""
+    logging.shutdown()
+    os._exit(exit_code)
 
 
 def _serve(link: RankLink) -> None:
