@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from tests.fleet.clients import Clients, Outcome
@@ -24,6 +27,7 @@ BOUND_S = 10.0  # from the signal until nothing is left
 KINDS = ("rank", "gateway", "launcher", "tray 1", "tray 0")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 TWO_TRAYS = ("topology=ep2", "topology.num_trays=2", "topology.ranks_per_tray=1")
+COMPILERS = ("cc", "gcc", "clang")
 WORDS = {  # what is said of each kind
     ("rank", signal.SIGKILL): "was killed by SIGKILL (out of memory?)",
     ("rank", signal.SIGSTOP): "has been silent for",
@@ -73,6 +77,29 @@ def test_whatever_fails_whenever_is_named_and_leaves_nothing(home: Path, chaos_r
         check(clients.outcomes, plan, struck_s)
     finally:
         fleet.end()
+
+
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs a C compiler")
+def test_a_fleet_that_fails_while_its_kernels_are_compiled_leaves_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler is nobody's rank: it knows nothing of the fleet, and must not hide that its rank is gone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fleet = LiveFleet(tmp_path, *TWO_TRAYS)
+    try:
+        until(lambda: compiles(fleet), within_s=60)
+        strike(fleet, Round("rank", signal.SIGKILL, True, TWO_TRAYS), random.Random(0))
+        assert list((tmp_path / "cache" / "pegahpc").iterdir()) == []
+    finally:
+        fleet.end()
+
+
+def compiles(fleet: LiveFleet) -> bool:
+    names = []
+    for process in fleet.processes():
+        with suppress(psutil.NoSuchProcess):
+            names.append(process.name())
+    return not set(names).isdisjoint(COMPILERS)
 
 
 def strike(fleet: LiveFleet, plan: Round, draw: random.Random) -> float:
