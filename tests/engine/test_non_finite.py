@@ -13,13 +13,13 @@ from oracles import save_tiny
 
 from pegahpc.engine.loop import Engine, EngineError
 from pegahpc.engine.sequence import Span
-from pegahpc.kernels.selected import Kernels
+from pegahpc.kernels.selected import REFERENCE
 from pegahpc.wire.messages import Abort, Aborted, Failed, Finished
 
 US = b"us"
 POISON = 301  # a token whose embedding is broken below
 CLEAN = list(range(40, 60))
-TORCH = [f"engine.backends.{op}=torch" for op in Kernels.__dataclass_fields__]
+TORCH = [f"engine.backends.{op}={backend}" for op, backend in REFERENCE.items()]
 
 
 @pytest.fixture(scope="module")

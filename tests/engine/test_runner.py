@@ -10,9 +10,9 @@ from oracles import save_tiny
 from pegahpc.engine.loop import Engine
 from pegahpc.engine.runner import buckets
 from pegahpc.engine.sequence import Span
-from pegahpc.kernels.selected import Kernels
+from pegahpc.kernels.selected import REFERENCE
 
-TORCH = [f"engine.backends.{op}=torch" for op in Kernels.__dataclass_fields__]
+TORCH = [f"engine.backends.{op}={backend}" for op, backend in REFERENCE.items()]
 
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
