@@ -15,42 +15,8 @@ from pegahpc.launch.status import last_seen_s, record_age_s
 
 if TYPE_CHECKING:  # `ls` and `status` do not wait for what a plan and a check need
     from pegahpc.launch.smoke import Check
-    from pegahpc.plan import Plan
 
 COLOURS = {"ready": "green", "failed": "red", "ended": "dim"}
-
-
-def plan_table(plan: Plan) -> Table:
-    """Every rank: where it runs, which experts it holds, what it keeps in memory."""
-    fleet = plan.fleet
-    topology, cluster, engine = fleet.topology, fleet.cluster, fleet.engine
-    table = Table(
-        title=f"{escape(fleet.model.name)} ({plan.line}): {topology.num_trays} trays x {topology.ranks_per_tray} ranks"
-        f" = EP{topology.ep_size}, {plan.num_experts} experts",
-        caption=f"dtype {engine.dtype}, dispatcher {engine.dispatcher}, {engine.num_threads} threads a rank,"
-        f" idle wait {engine.idle_wait_ms:g} ms, row invariant {'yes' if engine.row_invariant else 'no'};"
-        f" cache: {plan.num_pages} pages of {engine.page_tokens} tokens, {plan.cache_bytes_per_token} B a token;"
-        f" {plan.num_tensors} tensors a rank; memory here {mebibytes(plan.device_bytes)};"
-        f" fingerprint {plan.fingerprint}",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for heading in ("rank", "tray", "device", "experts", "weights", "cache", "sum"):
-        table.add_column(heading, justify="left" if heading == "device" else "right")
-    for rank in range(topology.world_size):
-        tray, local_rank = divmod(rank, topology.ranks_per_tray)
-        device = cluster.device if cluster.device == "cpu" else f"{cluster.device}:{local_rank}"
-        sizes = (plan.weights_bytes, plan.cache_bytes, plan.weights_bytes + plan.cache_bytes)
-        table.add_row(str(rank), str(tray), device, expert_range(plan, rank), *map(mebibytes, sizes))
-    return table
-
-
-def expert_range(plan: Plan, rank: int) -> str:
-    """The ids of the experts that a rank holds: `4..7`."""
-    if not plan.num_local_experts:
-        return "none"
-    first = rank * plan.num_local_experts
-    return f"{first}..{first + plan.num_local_experts - 1}"
 
 
 def fleets_table(records: Sequence[FleetRecord]) -> Table:
@@ -127,11 +93,6 @@ def coloured(state: str) -> str:
     """A state in its colour."""
     colour = COLOURS.get(state, "yellow")
     return f"[{colour}]{state}[/]"
-
-
-def mebibytes(num_bytes: int) -> str:
-    """`12.3 MiB`."""
-    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def duration(seconds: float) -> str:

@@ -18,6 +18,7 @@ ROLES = ("mixed",)
 CLUSTERS = ("local",)
 DISPATCHERS = ("auto", "local", "torch", "fabric")
 DTYPES = ("auto", "float32", "bfloat16")
+CACHE_FORMATS = ("auto", "plain", "fp8")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@A-Z]+")  # as browsers send it: no path, no capitals
 ASSETS = Path(__file__).parent / "assets"
@@ -107,11 +108,14 @@ class ClusterConfig:
 
     kind: str = "local"
     device: str = "auto"  # auto | cpu | cuda
+    device_memory_gib: float | None = None  # of one GPU, or of the machine for ranks on CPUs; null: what is known
     interface: str = "lo"
 
     def __post_init__(self) -> None:
         _one_of("cluster.kind", self.kind, CLUSTERS)
         _one_of("cluster.device", self.device, ("auto", "cpu", "cuda"))
+        if self.device_memory_gib is not None:
+            _at_least("cluster.device_memory_gib", self.device_memory_gib, 0.1, " GiB")
 
 
 @dataclass(kw_only=True)
@@ -152,6 +156,7 @@ class EngineConfig:
     row_invariant: bool | None = None
     dispatcher: str = "auto"
     dtype: str = "auto"
+    cache_format: str = "auto"  # plain: rows in the engine's type; fp8: lines with an indexer, and on GPUs their auto
     packed_experts: bool = True  # experts that a checkpoint packs stay so: less memory, more time a step on the CPU
     num_threads: int | None = None
     backends: BackendsConfig = field(default_factory=BackendsConfig)
@@ -169,6 +174,7 @@ class EngineConfig:
             _at_least("engine.num_threads", self.num_threads, 1)
         _one_of("engine.dispatcher", self.dispatcher, DISPATCHERS)
         _one_of("engine.dtype", self.dtype, DTYPES)
+        _one_of("engine.cache_format", self.cache_format, CACHE_FORMATS)
 
 
 @dataclass(kw_only=True)

@@ -52,6 +52,7 @@ def test_the_wheel_holds_one_top_level_name_and_all_data(tmp_path: Path) -> None
     data += [path for path in (ROOT / "kernels").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     wanted = {f"pegahpc/{path.relative_to(ROOT)}" for path in data}
     wanted |= {f"pegahpc/assets/tiny-moe/{name}" for name in ASSETS} | {"pegahpc/py.typed"}
+    wanted |= {f"pegahpc/{path.relative_to(ROOT)}" for path in (ROOT / "assets" / "configs").rglob("*.json")}
     assert wanted <= names
 
 

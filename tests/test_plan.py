@@ -80,12 +80,12 @@ def test_weights_are_counted_to_the_byte(tmp_path: Path, name: str, dtype: str) 
     for ep_size in (1, 2, 8):
         share = ShareOfExperts(0, 8 // ep_size)
         held = bytes_held(weights_of(load(tmp_path, share, dtype=getattr(torch, dtype))))
-        assert plan_of(tmp_path, f"engine.dtype={dtype}", ep_size=ep_size).weights_bytes == held
+        assert plan_of(tmp_path, f"engine.dtype={dtype}", ep_size=ep_size).held_bytes_per_rank == held
 
 
 def test_the_shipped_models_weights_are_counted_to_the_byte() -> None:
     held = bytes_held(weights_of(load(TINY_MOE, ShareOfExperts(0, 16))))
-    assert plan_of(TINY_MOE).weights_bytes == held
+    assert plan_of(TINY_MOE).held_bytes_per_rank == held
 
 
 def test_the_cache_is_what_an_engine_allocates(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_experts_are_shared_evenly(folder: Path, ep_size: int, num_local: int) -
     plan = plan_of(folder, ep_size=ep_size)
     assert (plan.num_experts, plan.num_local_experts, plan.num_layers, plan.line) == (8, num_local, 3, "deepseek_v3")
     # 3 of a decoder, 2 norms and 7 of attention a layer, 3 of a dense FFN, gate, bias and shared of the MoE ones.
-    assert plan.num_tensors == 3 + 3 * (2 + 7) + 3 + 2 * (2 + 3 + 3 * num_local)
+    assert plan.num_tensors_per_rank == 3 + 3 * (2 + 7) + 3 + 2 * (2 + 3 + 3 * num_local)
 
 
 def test_ranks_that_do_not_divide_the_experts_are_told_what_fits(folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(folder, ep_size=2)
-    needed = 2 * (plan.weights_bytes + plan.cache_bytes + plan.slab_bytes)
+    needed = 2 * (plan.held_bytes_per_rank + plan.cache_bytes + plan.slab_bytes)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=needed))
     assert plan_of(folder, ep_size=2).device_bytes == needed
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=needed - 1))

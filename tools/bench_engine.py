@@ -127,7 +127,7 @@ def floor_ms(plan: Plan, batch: int) -> float:
         if isinstance(ffn, MoEFFN):
             idle = ffn.router.num_experts - min(ffn.router.num_experts, batch * ffn.router.num_topk)
             unread += idle * 3 * spec.hidden_size * ffn.intermediate_size * 4
-    return (plan.weights_bytes - unread) / read_bandwidth() * 1e3
+    return (plan.held_bytes_per_rank - unread) / read_bandwidth() * 1e3
 
 
 def read_bandwidth() -> float:

@@ -39,11 +39,20 @@ class TensorSpec(NamedTuple):
     dtypes: tuple[str, ...]  # safetensors' names that are read; the first is the usual one, or the one that is there
     expert: int | None = None  # a routed expert's own tensor; None: every rank reads it
     is_stack: bool = False  # first dim counts routed experts: a rank reads its own slice
+    is_float32: bool = False  # an engine holds it in float32
+    num_unpacked: int = -1  # of packed codes: elements of their matrix; of scales 0; -1: it is plain
 
     @property
     def num_bytes(self) -> int:
         """In the checkpoint."""
         return prod(self.shape) * ITEM_BYTES[self.dtypes[0]]
+
+    def held_bytes(self, item: int, *, packed_experts: bool) -> int:
+        """In an engine whose type has so many bytes, and which keeps packed experts as they are or unpacks them."""
+        if self.num_unpacked < 0:
+            return prod(self.shape) * (4 if self.is_float32 else item)
+        is_kept = packed_experts and self.expert is not None
+        return self.num_bytes if is_kept else self.num_unpacked * item
 
 
 def is_fused(spec: ModelSpec, layer: int, stored: Mapping[str, object]) -> bool:
@@ -152,11 +161,11 @@ def _tensors(
     name = before + part.name
     format = packed_format(spec, part, name, stored)
     if format is None:
-        yield TensorSpec(name, part.shape, part.dtypes, expert)
+        yield TensorSpec(name, part.shape, part.dtypes, expert, is_float32=part.is_float32)
         return
-    base = name.removesuffix(".weight")
-    for tensor in format.stored(*part.shape):
-        yield TensorSpec(base + tensor.suffix, tensor.shape, tensor.dtypes, expert)
+    base, (codes, scales) = name.removesuffix(".weight"), format.stored(*part.shape)
+    yield TensorSpec(base + codes.suffix, codes.shape, codes.dtypes, expert, num_unpacked=prod(part.shape))
+    yield TensorSpec(base + scales.suffix, scales.shape, scales.dtypes, expert, num_unpacked=0)
 
 
 def _check_counts(spec: ModelSpec, num_tensors: int) -> None:

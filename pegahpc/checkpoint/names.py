@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pegahpc.models.mixers import DeltaMixer, LatentMixer, Mixer
 from pegahpc.models.spec import FFN, LayerSpec, ModelSpec, MoEFFN
@@ -21,6 +21,7 @@ class Part:
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = BF16  # that are read where it is not packed; the first is the usual one
     packs: str = "never"  # or "body": attention and FFNs that all ranks hold; "expert": routed experts
+    is_float32: bool = False  # an engine holds it in float32, whatever its own type
 
 
 def layer_prefix(spec: ModelSpec, layer: int) -> str:
@@ -93,7 +94,7 @@ def experts_hidden(spec: ModelSpec, ffn: MoEFFN) -> int:
 def _mixer(mixer: Mixer, hidden: int) -> Iterator[Part]:
     parts = _delta(mixer, hidden) if isinstance(mixer, DeltaMixer) else _latent(mixer, hidden)
     for part in parts:
-        yield Part(name=f"self_attn.{part.name}", shape=part.shape, dtypes=part.dtypes, packs=part.packs)
+        yield replace(part, name=f"self_attn.{part.name}")
 
 
 def _latent(mixer: LatentMixer, hidden: int) -> Iterator[Part]:
@@ -136,10 +137,10 @@ def _delta(mixer: DeltaMixer, hidden: int) -> Iterator[Part]:
     for name, shape in shapes.items():
         yield Part(name=f"{name}_proj.weight", shape=shape, packs="body")
     for name in "qkv":
-        yield Part(name=f"{name}_conv1d.weight", shape=(width, 1, mixer.num_taps), dtypes=F32)
-    yield Part(name="A_log", shape=(mixer.padded_heads,), dtypes=F32)
-    yield Part(name="dt_bias", shape=(width,), dtypes=F32)
-    yield Part(name="o_norm.weight", shape=(dim,), dtypes=F32)
+        yield Part(name=f"{name}_conv1d.weight", shape=(width, 1, mixer.num_taps), dtypes=F32, is_float32=True)
+    yield Part(name="A_log", shape=(mixer.padded_heads,), dtypes=F32, is_float32=True)
+    yield Part(name="dt_bias", shape=(width,), dtypes=F32, is_float32=True)
+    yield Part(name="o_norm.weight", shape=(dim,), dtypes=F32, is_float32=True)
 
 
 def _ffn(spec: ModelSpec, ffn: FFN) -> Iterator[Part]:
@@ -149,9 +150,9 @@ def _ffn(spec: ModelSpec, ffn: FFN) -> Iterator[Part]:
         yield from _swiglu("mlp.", hidden, ffn.intermediate_size)
         return
     num_experts = ffn.router.num_experts
-    yield Part(name=f"{moe}gate.weight", shape=(num_experts, hidden))
+    yield Part(name=f"{moe}gate.weight", shape=(num_experts, hidden), is_float32=True)
     if ffn.router.method == "noaux_tc":
-        yield Part(name=f"{moe}gate.e_score_correction_bias", shape=(num_experts,), dtypes=F32)
+        yield Part(name=f"{moe}gate.e_score_correction_bias", shape=(num_experts,), dtypes=F32, is_float32=True)
     if ffn.latent:
         inner = ffn.latent.hidden_size
         yield Part(name=f"{moe}routed_expert_down_proj.weight", shape=(inner, hidden), packs="body")

@@ -97,6 +97,7 @@ def load(
     progress: list[float] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    packed_experts: bool = True,
 ) -> Decoder:
     """The decoder of a rank, all experts by default; not to be run, but to be looked into by `weights_of`."""
     cpu = torch.device("cpu")
@@ -105,6 +106,7 @@ def load(
         dtype=dtype,
         kernels=replace(select_kernels(Place(device=cpu, dtype=dtype), {}), **dict.fromkeys(MADE, Made)),
         dispatcher=dispatcher or LocalDispatcher(8),
+        packed_experts=packed_experts,
     )
     shares: list[float] = [] if progress is None else progress
     return load_decoder(folder, spec_of(folder), placement, shares.append)
