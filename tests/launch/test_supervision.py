@@ -151,7 +151,7 @@ def test_a_gateway_whose_loop_hangs_is_found_though_its_process_lives(start: Sta
     fleet = start("topology=ep2", "gateway.stall_s=2", gateway="hang")
     record = when_ready(fleet)
     assert record.gateway is not None
-    says = f"gateway (pid {record.gateway.process.pid}) hangs: its event loop has not turned for 1."
+    says = f"gateway (pid {record.gateway.process.pid}) hangs: its event loop has not turned for "
     assert_failed(fleet, record, says, "gateway.log")
 
 
