@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,6 +148,23 @@ def test_they_are_those_of_the_official_model_before_penalties_bias_and_temperat
         farthest = max(farthest, *(abs(got - float(want)) for got, want in pairs))
     print(f"farthest from the official model: {farthest:.1e}")
     assert farthest <= TOLERANCE
+
+
+def test_suppressed_ids_are_never_among_the_best_and_a_prompt_may_hold_them(
+    folder: Path, engine: Engine, tmp_path: Path
+) -> None:
+    wanted = asked("a", PREFIX[:20], 6, logprobs=20, prompt_logprobs=20)
+    plain = tell(engine, [wanted])["a"][2]
+    suppressed = {PREFIX[7], plain[3].top[0][0], plain[9].top[4][0]}
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "generation_config.json").write_text(json.dumps({"suppress_tokens": sorted(suppressed)}))
+    tokens, logprobs, of_prompt = tell(build(copy), [wanted])["a"]
+    assert not suppressed & {*tokens, *(token for each in logprobs + of_prompt for token, _ in each.top)}
+    for ours, theirs in zip(of_prompt, plain, strict=True):
+        left = [pair for pair in theirs.top if pair[0] not in suppressed]
+        assert (ours.token, ours.logprob, ours.top[: len(left)]) == (theirs.token, theirs.logprob, left)
+        assert theirs.rank - len(suppressed) <= ours.rank <= theirs.rank
+    assert of_prompt[6].token == PREFIX[7] and of_prompt[3].rank < plain[3].rank
 
 
 def test_a_prompt_is_told_in_pieces_while_it_is_computed(folder: Path) -> None:
