@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import threading
 import time
 from collections import deque
@@ -177,5 +176,4 @@ class FakeEngine:
                 experts=self.experts,
             )
             with contextlib.suppress(ConnectionError):  # the gateway may be gone
-                with contextlib.suppress(ConnectionError):  # the gateway has left; a test may end so
                 self._socket.send(self._client, encode(outputs))
