@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import openai
@@ -21,6 +21,9 @@ from pegahpc.gateway.app import make_app
 from pegahpc.gateway.connections import Door
 from pegahpc.wire.keys import FleetSecret
 from tests.gateway.fake_engine import FakeEngine
+
+if TYPE_CHECKING:
+    from tests.gateway.real_rank import RealRank
 
 # A busy machine makes no example wrong.
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,7 +39,7 @@ def tokenizer() -> Tokenizer:
 
 @dataclass
 class Served:
-    """A running gateway and its two sides."""
+    """A running gateway and its two sides; `engines` are those that a test can tell what to say."""
 
     app: web.Application
     runner: web.AppRunner
@@ -77,28 +80,41 @@ def fleet_of() -> Callable[..., FleetConfig]:
     return compose
 
 
+@contextlib.asynccontextmanager
+async def gateway_of(
+    fleet: FleetConfig, secret: FleetSecret, endpoints: Sequence[str], *, max_connections: int = 1000
+) -> AsyncIterator[Served]:
+    """The gateway in front of ranks that are there; whose they are is the caller's to say."""
+    app = make_app(fleet, secret, endpoints)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            headers = {"Authorization": f"Bearer {secret.api_key}"}
+            async with (
+                Door(runner.server, listener, max_connections=max_connections),
+                aiohttp.ClientSession(headers=headers) as http,
+                openai.AsyncOpenAI(base_url=url + "/v1", api_key=secret.api_key, max_retries=0) as client,
+            ):
+                yield Served(app, runner, [], url, secret.api_key, http, client)
+    finally:
+        await runner.cleanup()
+
+
 @pytest.fixture
 def serve(fleet_of: Callable[..., FleetConfig]) -> Serve:
     @contextlib.asynccontextmanager
     async def started(*overrides: str, num_ranks: int = 1, max_connections: int = 1000) -> AsyncIterator[Served]:
         secret = FleetSecret.create()
         engines = [FakeEngine(rank, secret) for rank in range(num_ranks)]
-        app = make_app(fleet_of(*overrides), secret, [engine.endpoint for engine in engines])
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
+        endpoints = [engine.endpoint for engine in engines]
         try:
-            assert runner.server is not None
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-                headers = {"Authorization": f"Bearer {secret.api_key}"}
-                async with (
-                    Door(runner.server, listener, max_connections=max_connections),
-                    aiohttp.ClientSession(headers=headers) as http,
-                    openai.AsyncOpenAI(base_url=url + "/v1", api_key=secret.api_key, max_retries=0) as client,
-                ):
-                    yield Served(app, runner, engines, url, secret.api_key, http, client)
+            async with gateway_of(fleet_of(*overrides), secret, endpoints, max_connections=max_connections) as served:
+                served.engines = engines
+                yield served
         finally:
-            await runner.cleanup()
             for engine in engines:
                 engine.close()
 
@@ -109,3 +125,19 @@ def serve(fleet_of: Callable[..., FleetConfig]) -> Serve:
 async def served(serve: Serve) -> AsyncIterator[Served]:
     async with serve() as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def real_rank() -> Iterator[RealRank]:
+    """One rank of the shipped model, for all tests that need real answers."""
+    from tests.gateway.real_rank import RealRank  # torch, for those tests only
+
+    with contextlib.closing(RealRank(TINY)) as rank:
+        yield rank
+
+
+@pytest.fixture
+async def real(real_rank: RealRank, fleet_of: Callable[..., FleetConfig]) -> AsyncIterator[Served]:
+    """The gateway in front of it."""
+    async with gateway_of(fleet_of("gateway.stall_s=30"), real_rank.secret, [real_rank.endpoint]) as served:
+        yield served

@@ -114,7 +114,8 @@ def examples(row: Row) -> tuple[list[Any], list[Any]]:
     kind, opening, low, high, closing = interval.groups()
     step = 1 if kind == "integer" else 1e-6
     lowest = json.loads(low)
-    good, bad = [], ["1", True, [], {}, *([lowest + 0.5] if kind == "integer" else [])]
+    good: list[Any] = []
+    bad: list[Any] = ["1", True, [], {}, *([lowest + 0.5] if kind == "integer" else [])]
     (good if opening == "[" else bad).append(lowest)
     good.append(lowest + step)
     bad.append(lowest - step)
