@@ -43,6 +43,7 @@ class Intake:
         Raises:
             CheckpointError: a file that cannot be read, or weights that are not finite.
         """
+        self._group = Group(lambda: None)  # the last one holds what will hold the weights, and that holds this
         read_all(self._jobs, progress)
 
     def begin(self, then: Callable[[], None]) -> None:

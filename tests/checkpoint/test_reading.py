@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -126,6 +128,21 @@ def test_weights_that_are_not_finite_are_told_together_and_not_without_end(check
     with pytest.raises(CheckpointError) as error:
         load(checkpoint.single())
     assert 10 <= len(str(error.value).splitlines()) <= 11
+
+
+@pytest.mark.parametrize("packed_experts", [True, False])
+def test_a_decoder_that_is_dropped_is_gone_at_once(original: Path, tmp_path: Path, packed_experts: bool) -> None:
+    """Nothing of a load refers to itself: large weights do not wait for a collector."""
+    folder = packed(tmp_path, original, "int4").single()
+    gc.collect()
+    gc.disable()
+    try:
+        decoder = load(folder, packed_experts=packed_experts)
+        held = [weakref.ref(tensor) for tensor in weights_of(decoder).values()]
+        del decoder
+        assert len(held) > 20 and all(tensor() is None for tensor in held)
+    finally:
+        gc.enable()
 
 
 PEAK = """

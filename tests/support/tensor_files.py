@@ -98,13 +98,14 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     packed_experts: bool = True,
+    device: str = "cpu",
 ) -> Decoder:
     """The decoder of a rank, all experts by default; not to be run, but to be looked into by `weights_of`."""
-    cpu = torch.device("cpu")
+    where = torch.device(device)
     placement = Placement(
-        device=cpu,
+        device=where,
         dtype=dtype,
-        kernels=replace(select_kernels(Place(device=cpu, dtype=dtype), {}), **dict.fromkeys(MADE, Made)),
+        kernels=replace(select_kernels(Place(device=where, dtype=dtype), {}), **dict.fromkeys(MADE, Made)),
         dispatcher=dispatcher or LocalDispatcher(8),
         packed_experts=packed_experts,
     )
