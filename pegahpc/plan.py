@@ -82,8 +82,12 @@ def resolve(fleet: FleetConfig, *, is_plan_only: bool = False) -> Plan:
         where = "" if has_weights(folder) else "; set model.path to the folder of the weights (a plan needs none)"
         raise ConfigError(f"model.path: {error}{where}") from None
     fleet = replace(fleet, cluster=replace(fleet.cluster, device=_device(fleet, is_here)))
+    is_packing_open = fleet.engine.packed_experts is None
     fleet = replace(fleet, engine=_engine(fleet, spec, wanted))
     plan = replace(_plan(fleet, spec, wanted, is_here), unserved=unserved)
+    if plan.fits is False and is_packing_open and not fleet.engine.packed_experts:  # slower, but it may fit
+        fleet = replace(fleet, engine=replace(fleet.engine, packed_experts=True))
+        plan = replace(_plan(fleet, spec, wanted, is_here), unserved=unserved)
     if plan.fits is False and is_here:
         raise ConfigError(_refusal(plan))
     return plan
@@ -147,6 +151,7 @@ def _engine(fleet: FleetConfig, spec: ModelSpec, wanted: list[TensorSpec]) -> En
     return replace(
         engine,
         dtype=dtype,
+        packed_experts=not is_cpu if engine.packed_experts is None else engine.packed_experts,
         cache_format=_cache_format(fleet, spec),
         dispatcher=_dispatcher(fleet) if engine.dispatcher == "auto" else engine.dispatcher,
         row_invariant=is_cpu if engine.row_invariant is None else engine.row_invariant,
@@ -218,7 +223,7 @@ def _weights(fleet: FleetConfig, spec: ModelSpec, wanted: list[TensorSpec], is_h
     counted = Weights.of(
         wanted,
         item,
-        packed_experts=fleet.engine.packed_experts,
+        packed_experts=bool(fleet.engine.packed_experts),
         num_copies=1 if is_here else fleet.topology.ep_size,
     )
     tied = spec.tie_word_embeddings * spec.vocab_size * spec.hidden_size * item  # the head's own [in, out] copy
@@ -278,12 +283,12 @@ def _refusal(plan: Plan) -> str:
 
 
 def _fingerprint(fleet: FleetConfig, wanted: list[TensorSpec]) -> str:
-    """Equal on every tray, or the rendezvous refuses: configuration, source, model config, tensor names and shapes."""
+    """Equal on every tray, or the rendezvous refuses: configuration, source, model config, tensors by name and kind."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(msgspec.json.encode(asdict(fleet)))
     digest.update(source_hash().encode())
     digest.update((Path(fleet.model.path) / "config.json").read_bytes())
-    digest.update(msgspec.json.encode([(tensor.name, tensor.shape) for tensor in wanted]))
+    digest.update(msgspec.json.encode([(tensor.name, tensor.shape, tensor.dtypes) for tensor in wanted]))
     return digest.hexdigest()
 
 

@@ -172,6 +172,18 @@ def test_packed_weights_are_counted_to_the_byte(
     assert (plan.num_tensors_per_rank, plan.weights_bytes_per_rank) == (len(stored), sum(stored))
 
 
+def test_experts_stay_packed_on_gpus_and_on_cpus_only_where_unpacked_they_would_not_fit() -> None:
+    def is_packed(*overrides: str) -> bool | None:
+        return plan_of("model=kimi_k2", "topology=ep1", *overrides).fleet.engine.packed_experts
+
+    assert is_packed() is True
+    on_cpu = ("cluster.device=cpu", "engine.dtype=bfloat16")
+    assert is_packed(*on_cpu, "cluster.device_memory_gib=4000") is False
+    assert is_packed(*on_cpu, "cluster.device_memory_gib=700") is True
+    assert is_packed(*on_cpu, "cluster.device_memory_gib=4000", "engine.packed_experts=true") is True
+    assert is_packed(*on_cpu, "cluster.device_memory_gib=700", "engine.packed_experts=false") is False
+
+
 def test_the_layout_follows_the_layers_that_there_are() -> None:
     spec = spec_of(ASSETS / "tiny-moe")
     assert cache_layout(spec, "float32", 16).page_stride_bytes == 6 * 16 * (64 + 16) * 4

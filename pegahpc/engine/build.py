@@ -66,7 +66,7 @@ def build_engine(
         dtype=dtype,
         kernels=kernels,
         dispatcher=dispatcher,
-        packed_experts=engine_config.packed_experts,
+        packed_experts=bool(engine_config.packed_experts),
     )
     decoder = load_decoder(Path(fleet.model.path), spec, placement, lambda done: progress("load", done))
     num_pages = engine_config.cache_tokens // engine_config.page_tokens + 1

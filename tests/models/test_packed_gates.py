@@ -34,7 +34,7 @@ LIMIT = 2e-4
 TOKENS = torch.randint(3, 320, (61,), generator=torch.Generator().manual_seed(1)).tolist()
 PATHS = {"whole prompt": [64], "token by token": [1], "chunks of 7": [7]}
 GATED = ["fp8", "int4", "mxfp4"]
-UNPACKED = "engine.packed_experts=false"
+PACKED, UNPACKED = "engine.packed_experts=true", "engine.packed_experts=false"
 CHANGES: dict[str, dict[str, Any]] = {"fp8": {}, "int4": {"model_type": "kimi_k2"}, "mxfp4": {}}
 
 
@@ -67,7 +67,7 @@ def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).abs().max() / (want.max() - want.min()))
 
 
-@pytest.mark.parametrize("overrides", [[], [UNPACKED]], ids=["packed", "unpacked"])
+@pytest.mark.parametrize("overrides", [[PACKED], [UNPACKED]], ids=["packed", "unpacked"])
 def test_every_path_is_inside_the_gate(checkpoint: Checkpoint, wanted: torch.Tensor, overrides: list[str]) -> None:
     engine = build(checkpoint.folder, *overrides)
     (reference,) = logits_by_chunks(engine, [TOKENS], PATHS["whole prompt"])
@@ -82,7 +82,7 @@ PLAIN_OPS = [f"engine.backends.{op}=torch" for op in ("grouped_swiglu", "grouped
 
 def test_experts_give_the_same_bits_packed_or_not(checkpoint: Checkpoint) -> None:
     backends = [*PLAIN_OPS, "engine.backends.experts=parts"]
-    (kept,) = logits_by_chunks(build(checkpoint.folder, *backends), [TOKENS], [64])
+    (kept,) = logits_by_chunks(build(checkpoint.folder, *backends, PACKED), [TOKENS], [64])
     (unpacked,) = logits_by_chunks(build(checkpoint.folder, *backends, UNPACKED), [TOKENS], [64])
     assert torch.equal(kept, unpacked)
 
@@ -92,10 +92,10 @@ def test_a_rows_bits_do_not_depend_on_how_many_ranks_share_the_experts(checkpoin
     sampled = {"temperature": 1.0, "seed": 7}
     busy = [[(str(rank), TOKENS[rank : rank + 9], 5, sampled)] for rank in range(world_size - 1)]
     results = run_world(
-        checkpoint.folder, [*busy, [("a", TOKENS, 4, sampled)]], num_experts=8, hidden=SHAPE["hidden_size"],
+        checkpoint.folder, [*busy, [("a", TOKENS, 4, sampled)]], PACKED, num_experts=8, hidden=SHAPE["hidden_size"],
         dispatcher="fabric",
     )  # fmt: skip
-    engine = build(checkpoint.folder)
+    engine = build(checkpoint.folder, PACKED)
     alone = record_logits(engine)
     run(engine, [request("a", TOKENS, 4, Sampling(temperature=1.0, seed=7))])
     assert len(alone) == 4 and results[-1].logits == alone
@@ -122,7 +122,7 @@ def test_faults_of_the_layout_move_the_logits_by_ten_times_the_limit(
     assert len(faults) >= 2
     for fault in faults:
         broken = Checkpoint(tmp_path / fault.__name__, checkpoint.config, fault(checkpoint.tensors)).single()
-        moved = distance(logits_by_chunks(build(broken), [TOKENS], [64])[0], wanted)
+        moved = distance(logits_by_chunks(build(broken, PACKED), [TOKENS], [64])[0], wanted)
         print(f"{method}: {fault.__name__} moved the logits by {moved:.4f} of their range")
         assert moved >= 10 * LIMIT
 
@@ -133,5 +133,6 @@ def test_an_fp8_checkpoint_is_what_the_official_class_reads_by_itself(original: 
     config = FineGrainedFP8Config(dequantize=True, weight_block_size=METHODS["fp8-whole"].config["weight_block_size"])
     oracle = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
     oracle.train(False)
-    (got,) = logits_by_chunks(build(folder), [TOKENS], [64])
-    assert distance(got, oracle_logits(oracle, TOKENS)) <= LIMIT
+    for kept in (PACKED, UNPACKED):
+        (got,) = logits_by_chunks(build(folder, kept), [TOKENS], [64])
+        assert distance(got, oracle_logits(oracle, TOKENS)) <= LIMIT
