@@ -61,6 +61,11 @@ class Exchanges:
         return cls(shape, 0, [Peer(Slab(-1, shape), -1)], timeout_s=0.0)
 
     @property
+    def max_pairs(self) -> int:
+        """(row, expert) pairs that this rank may send in one exchange."""
+        return self.shape.max_pairs
+
+    @property
     def max_received(self) -> int:
         """Rows that may arrive in one exchange."""
         return self.shape.world_size * self.shape.max_pairs
@@ -68,7 +73,8 @@ class Exchanges:
     @property
     def waiting_for(self) -> str:
         """The peer that this rank waits for now; read by another thread while a call waits in C."""
-        return "" if self._awaited.value < 0 else f"rank {self._awaited.value}"
+        rank = self._awaited.value  # once: C code writes it meanwhile
+        return "" if rank < 0 else f"rank {rank}"
 
     def heard(self, status: int) -> None:
         """Exchanges are over: take their chain words, or raise what went wrong.

@@ -8,6 +8,7 @@ any host message.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hmac
 import mmap
@@ -120,7 +121,9 @@ class FabricPort:
             with connection:
                 connection.settimeout(1.0)
                 caller = self._admit(connection)
-                if caller is not None:
+                if caller is None:
+                    continue
+                with contextlib.suppress(OSError):  # it is gone, and may come again
                     socket.send_fds(connection, [b"fabric"], [self.slab_fd, self.bell_fd])
                     missing.discard(caller)
         self._listener.close()

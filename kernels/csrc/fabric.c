@@ -30,8 +30,8 @@ static int64_t ring(int bell) {
  * owner says that it sleeps, then looks at the sum. One of the two sees the other. */
 static int64_t arrive(const struct fabric *f, int64_t rank) {
     struct door *door = f->doors[rank];
-    __atomic_store_n(&door->came[f->rank], f->num_done + 1, __ATOMIC_RELAXED);
     int64_t sum = __atomic_add_fetch(&door->arrivals[f->num_done % 2], 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&door->came[f->rank], f->num_done + 1, __ATOMIC_RELEASE); /* who is seen here has added itself */
     int64_t state = __atomic_load_n(&door->state, __ATOMIC_SEQ_CST);
     int is_last = sum % (f->world_size - 1) == 0;
     return state == RESTING || (state == AWAITING && is_last) ? ring(f->bells[rank]) : 0;
@@ -47,7 +47,7 @@ static int64_t now_ns(void) {
 static int64_t missing_peer(const struct fabric *f) {
     for (int64_t i = 1; i < f->world_size; i++) {
         int64_t rank = (f->rank + i) % f->world_size;
-        if (__atomic_load_n(&f->doors[f->rank]->came[rank], __ATOMIC_RELAXED) <= f->num_done) return rank;
+        if (__atomic_load_n(&f->doors[f->rank]->came[rank], __ATOMIC_ACQUIRE) <= f->num_done) return rank;
     }
     return -1;
 }
@@ -63,11 +63,12 @@ static int64_t await_all(struct fabric *f) {
         while (__atomic_load_n(arrivals, __ATOMIC_SEQ_CST) < all) {
             struct pollfd bell = {.fd = f->bells[f->rank], .events = POLLIN};
             uint64_t rung;
-            __atomic_store_n(f->waiting_for, missing_peer(f), __ATOMIC_RELAXED);
+            int64_t missing = missing_peer(f); /* -1: the last one has come since */
+            __atomic_store_n(f->waiting_for, missing, __ATOMIC_RELAXED);
+            if (missing >= 0 && now_ns() >= deadline_ns) return 1 + missing;
             int ready = poll(&bell, 1, LOOK_AGAIN_MS);
             if (ready < 0 && errno != EINTR) return -errno;
             if (ready > 0 && read(bell.fd, &rung, sizeof rung) < 0 && errno != EAGAIN && errno != EINTR) return -errno;
-            if (ready == 0 && now_ns() >= deadline_ns) return 1 + *f->waiting_for;
         }
         __atomic_store_n(f->waiting_for, -1, __ATOMIC_RELAXED);
     }

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -121,6 +122,23 @@ def test_a_peer_that_does_not_come_is_named_within_the_bound() -> None:
     assert ranks[0].waiting_for == "rank 2"
 
 
+def test_signals_that_come_all_the_time_do_not_undo_the_bound() -> None:
+    rank = connect(timeout_s=0.3)[0]
+    none = (torch.empty(0, HIDDEN), torch.empty(0, TOPK, dtype=torch.int64))
+    stop = threading.Timer(4.0, signal.setitimer, (signal.ITIMER_REAL, 0))  # or the test never ends if it fails
+    stop.start()
+    before, started = signal.signal(signal.SIGALRM, lambda *_: None), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)  # shorter than a sleeper's look around
+    try:
+        with pytest.raises(DispatchTimeout, match="rank 1 did not come"):
+            serve(rank, *none)
+        assert time.monotonic() - started < 3.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        stop.cancel()
+
+
 @pytest.mark.parametrize("is_early", [True, False], ids=["it came before", "it comes later"])
 def test_a_rank_that_rests_is_woken_by_the_first_peer_that_begins_a_step(is_early: bool) -> None:
     ranks = connect()
@@ -128,13 +146,12 @@ def test_a_rank_that_rests_is_woken_by_the_first_peer_that_begins_a_step(is_earl
     for _ in range(3):  # of both parities, and more than once
         with ThreadPoolExecutor(2) as pool:
             if not is_early:
-                (bell,) = ranks[0].doorbells()
-                assert not rings(bell, 0.05)
+                assert not rings(ranks[0].doorbells()[0], 0.05)
             first = pool.submit(serve, ranks[1], *none)
             if is_early:
                 time.sleep(0.05)
-                (bell,) = ranks[0].doorbells()
-            assert rings(bell, 5.0)
+                ranks[0].doorbells()
+            assert rings(ranks[0]._bell_fd, 5.0)
             others = [pool.submit(serve, ranks[2], *none)]
             serve(ranks[0], *none)
             for result in (first, *others):
@@ -161,6 +178,18 @@ def test_a_stranger_gets_no_descriptor_and_the_peers_still_do() -> None:
     assert len(token) == 32
     peer = fetch(port.address, own_rank=1, shape=SHAPE, timeout_s=5)
     assert peer.slab.outputs(WORLD_SIZE - 1) + SHAPE.rows_bytes == peer.slab.door + SHAPE.slab_bytes
+
+
+def test_a_caller_that_is_gone_before_its_answer_keeps_nobody_out() -> None:
+    port = FabricPort(0, SHAPE)
+    name, token = port.address.split(":")
+    with socket.socket(socket.AF_UNIX) as silent:  # the port hears it first, for a second at most
+        silent.connect(f"\0{name}")
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(f"\0{name}")
+            gone.sendall(f"{token}1".ljust(HELLO_BYTES).encode())
+    for rank in (1, 2):
+        assert fetch(port.address, own_rank=rank, shape=SHAPE, timeout_s=5).bell_fd >= 0
 
 
 def test_an_address_of_another_host_is_found_out_within_the_bound() -> None:
