@@ -83,16 +83,18 @@ class Packer:
         dtype = torch.bfloat16 if is_bfloat16 else torch.float32
         panels = torch.empty(self._library.packed_elements(*w_IO.shape), dtype=dtype)
         self._library.pack(w_IO.data_ptr(), panels.data_ptr(), *w_IO.shape, is_bfloat16)
-        return Packed(self.hold(panels), *w_IO.shape, is_bfloat16)
+        return Packed(self._hold(panels), *w_IO.shape, is_bfloat16)
 
     def pack_all(self, w_NIO: torch.Tensor) -> ctypes.Array[Packed]:
         """One matrix after the other."""
         return (Packed * w_NIO.shape[0])(*(self.pack(w_IO) for w_IO in w_NIO))
 
-    def hold(self, tensor: torch.Tensor | None) -> int | None:
+    def vector(self, weight: torch.Tensor | None) -> int | None:
+        """The address of its values, float32 one after the other."""
+        return None if weight is None else self._hold(weight.float().contiguous())
+
+    def _hold(self, tensor: torch.Tensor) -> int:
         """Its address, valid from now on."""
-        if tensor is None:
-            return None
         self._held.append(tensor)
         return tensor.data_ptr()
 
@@ -122,9 +124,9 @@ def linear_native(_: PlainOps, *, w_IO: torch.Tensor) -> Kernel:
     at = ctypes.addressof(packed)
 
     def linear(x_TI: torch.Tensor) -> torch.Tensor:
-        num_rows = x_TI.shape[0]
+        x_TI, (num_rows, num_in) = x_TI.contiguous(), x_TI.shape
         out_TO = x_TI.new_empty(num_rows, num_out)
-        call(at, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_out, num_rows)
+        call(at, x_TI.data_ptr(), num_in, out_TO.data_ptr(), num_out, num_rows)
         return out_TO
 
     return NativeOp(packed, packer, 0, linear)
@@ -160,8 +162,8 @@ def latent_project_native(
     packer, call = Packer(), function("latent_project")
     num_heads, nope, latent = w_uk_NPC.shape
     packed = LatentProject(
-        packer.pack(qkv_a_HX), packer.pack(q_b), packer.pack_all(w_uk_NPC), packer.hold(q_a_norm),
-        packer.hold(kv_a_norm_C), num_heads, nope, latent, rotary, eps,
+        packer.pack(qkv_a_HX), packer.pack(q_b), packer.pack_all(w_uk_NPC), packer.vector(q_a_norm),
+        packer.vector(kv_a_norm_C), num_heads, nope, latent, rotary, eps,
     )  # fmt: skip
     at, per_row = ctypes.addressof(packed), qkv_a_HX.shape[1] + (sum(q_b.shape) if q_b is not None else 0)
 
@@ -208,18 +210,15 @@ def router_native(
 ) -> Kernel:
     packer, call, num_experts = Packer(), function("route"), gate_HE.shape[1]
     packed = Router(
-        packer.pack(gate_HE), packer.hold(bias_E), num_topk, num_groups, num_topk_groups, group_best,
+        packer.pack(gate_HE), packer.vector(bias_E), num_topk, num_groups, num_topk_groups, group_best,
         scoring == "sigmoid", norm_topk_prob, scale,
     )  # fmt: skip
     at = ctypes.addressof(packed)
 
     def route(x_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x_TH, num_rows = x_TH.contiguous(), x_TH.shape[0]
-        scratch, topk_idx_TK = (
-            x_TH.new_empty(num_rows * num_experts),
-            torch.empty(num_rows, num_topk, dtype=torch.int64),
-        )
-        topk_weights_TK = x_TH.new_empty(num_rows, num_topk)
+        scratch, topk_weights_TK = x_TH.new_empty(num_rows * num_experts), x_TH.new_empty(num_rows, num_topk)
+        topk_idx_TK = torch.empty(num_rows, num_topk, dtype=torch.int64)
         tensors = (x_TH, scratch, topk_idx_TK, topk_weights_TK)
         call(at, *[tensor.data_ptr() for tensor in tensors], num_rows)
         return topk_idx_TK, topk_weights_TK
@@ -236,6 +235,7 @@ def experts_native(_: PlainOps, *, gate_up_EHW: torch.Tensor, down_EWH: torch.Te
     at, per_row, sizes_type = ctypes.addressof(packed), gate_up_EHW.shape[2] + down_EWH.shape[1], _INT * num_experts
 
     def experts(x_RH: torch.Tensor, group_sizes: Sequence[int]) -> torch.Tensor:
+        x_RH = x_RH.contiguous()
         out_RH, scratch = torch.empty_like(x_RH), x_RH.new_empty(max(group_sizes) * per_row)
         sizes = sizes_type(*group_sizes)
         call(at, x_RH.data_ptr(), ctypes.addressof(sizes), scratch.data_ptr(), out_RH.data_ptr(), num_experts)

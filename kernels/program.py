@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from pegahpc.kernels import native
-from pegahpc.kernels.native_layers import NativeOp
-from pegahpc.kernels.native_ops import runs
+from pegahpc.kernels.native_layers import NativeOp, Packer
+from pegahpc.kernels.native_ops import latent_attention_native, rms_norm_native, runs
 from pegahpc.kernels.registry import register
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class Exchanging(Protocol):
     @property
     def addresses(self) -> list[int]:
         """Of order, sent, counts and words, as fabric.c has them."""
+        ...
+
+    @property
+    def max_pairs(self) -> int:
+        """(row, expert) pairs that this rank may send in one exchange."""
         ...
 
     @property
@@ -129,13 +134,14 @@ def program_parts(_: PlainOps, *, layers: Sequence[LayerOps], eps: float) -> Non
 
 
 @register("program", "native", priority=20, supports=runs)
-def program_native(_: PlainOps, *, layers: Sequence[LayerOps], eps: float) -> Program | None:
-    """The layers as one call; None where an op among them is not compiled, or the exchanges are not."""
+def program_native(parts: PlainOps, *, layers: Sequence[LayerOps], eps: float) -> Program | None:
+    """The layers as one call; None where an op among them is not the compiled one, or the exchanges are not."""
     moes = [layer.ffn for layer in layers if isinstance(layer.ffn, MoEOps)]
     ops = [op for layer in layers for op in (layer.project, layer.output)]
     ops += [layer.ffn for layer in layers if not isinstance(layer.ffn, MoEOps)]
     ops += [op for moe in moes for op in (moe.router, moe.experts, moe.output)]
-    is_compiled = all(isinstance(op, NativeOp) for op in ops)
+    is_compiled = parts.rms_norm is rms_norm_native and parts.latent_attention is latent_attention_native
+    is_compiled = is_compiled and all(isinstance(op, NativeOp) for op in ops)
     return Program(layers, eps) if is_compiled and moes and all(moe.exchanges for moe in moes) else None
 
 
@@ -150,16 +156,18 @@ class Program:
         library = native.library()
         assert library is not None
         self._library, self._layers = library, list(layers)  # their weights must live
+        self._norms = Packer()
         self._held: list[object] = []
         self._nodes: list[_Node] = []
         for number, layer in enumerate(layers):
             self._half("attention", layer.input_norm_H, self._attention(number, layer), eps)
             self._half(*self._ffn(layer.ffn, post_norm_H=layer.post_attention_norm_H), eps)
         self._program = (_Node * len(self._nodes))(*self._nodes)
-        moe = next(layer.ffn for layer in layers if isinstance(layer.ffn, MoEOps))
-        assert moe.exchanges is not None
-        self._exchanges, self._num_topk = moe.exchanges, moe.num_topk
-        self._sizes = np.zeros(len(moe.load) - 1, np.int64)
+        moes = [layer.ffn for layer in layers if isinstance(layer.ffn, MoEOps)]
+        (self._exchanges,) = {moe.exchanges for moe in moes if moe.exchanges}  # buffers serve all layers
+        (self._num_topk,) = {moe.num_topk for moe in moes}
+        (num_local,) = {len(moe.load) - 1 for moe in moes}
+        self._sizes = np.zeros(num_local, np.int64)
         self._step, self._capacity = _Step(), -1
 
     def __call__(
@@ -178,6 +186,8 @@ class Program:
             What `Exchanging.heard` raises.
         """
         num_rows, step = residual_TH.shape[0], self._step
+        assert num_live <= num_rows and num_live * self._num_topk <= self._exchanges.max_pairs
+        assert slab.shape[1] == len(self._layers)
         if num_rows > self._capacity:
             self._grow(num_rows, residual_TH.shape[1])
         held = [
@@ -194,7 +204,7 @@ class Program:
 
     def _half(self, kind: str, norm_H: torch.Tensor, op: object, eps: float) -> None:
         """norm, then an op, then the sum with what came in."""
-        self._node("norm", _Norm(norm_H.data_ptr(), eps))
+        self._node("norm", _Norm(self._norms.vector(norm_H), eps))
         self._node(kind, op)
         self._node("add", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -138,6 +139,53 @@ def test_weights_are_kept_in_half_the_bytes_where_that_loses_nothing() -> None:
 def test_special_values_survive_packing() -> None:
     w = torch.tensor([[0.0, -0.0, 1e-40, 3.389e38, -1e-30, 2.0**-133]]).bfloat16().float()
     assert torch.equal(COMPILED.linear(w_IO=w)(torch.ones(1, 1)), w)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """The same values, columns one after the other in memory."""
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize("name", ["linear", "swiglu", "router", "moe_output", "latent_project"])
+def test_how_rows_lie_in_memory_changes_nothing(name: str) -> None:
+    x = randn(5, HIDDEN, seed=9)
+    assert torch.equal(CALLS[name](COMPILED, turned(x)), CALLS[name](COMPILED, x))
+
+
+def test_experts_read_rows_however_they_lie() -> None:
+    experts = COMPILED.experts(gate_up_EHW=randn(2, HIDDEN, 34, seed=1), down_EWH=randn(2, 17, HIDDEN, seed=2))
+    x = randn(5, HIDDEN, seed=9)
+    assert torch.equal(experts(turned(x), [2, 3]), experts(x, [2, 3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_biases_are_read_as_float32_however_they_lie(dtype: torch.dtype) -> None:
+    bias = (randn(EXPERTS, 2, seed=2) * 0.1).to(dtype)[:, 0]
+    how = {"scoring": "sigmoid", "num_topk": TOPK, "num_groups": 1, "num_topk_groups": 1, "group_best": 2,
+           "norm_topk_prob": False, "scale": 2.5}  # fmt: skip
+    gate, x = randn(HIDDEN, EXPERTS, seed=1), randn(5, HIDDEN, seed=9)
+    got = COMPILED.router(gate_HE=gate, bias_E=bias, **how)(x)
+    want = REFERENCES.router(gate_HE=gate, bias_E=bias.float(), **how)(x)
+    assert torch.equal(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1], rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e38])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_row_that_is_not_finite_leaves_the_others_their_bits_and_reads_no_strange_memory(
+    name: str, value: float
+) -> None:
+    x = randn(9, HIDDEN, seed=9) * 3
+    want = CALLS[name](COMPILED, x)
+    x[4] = value
+    got = CALLS[name](COMPILED, x)
+    others = torch.arange(9) != 4
+    assert torch.equal(got[others], want[others])
+    if name.startswith("router"):
+        chosen = got[4, :TOPK]
+        assert (chosen.diff() > 0).all() and chosen[0] >= 0 and chosen[-1] < EXPERTS
+    elif math.isnan(value) and name != "moe_output without shared":  # which is made of y alone
+        assert got[4].isnan().any()
 
 
 def test_the_made_op_owns_its_weights() -> None:

@@ -49,10 +49,29 @@ def test_buffers_grow_with_the_rows_and_a_step_without_rows_changes_nothing(chec
     assert torch.equal(logits_by_chunks(engine, SEQUENCES[1:2], [2])[0], few[0])
 
 
-@pytest.mark.parametrize("op", ["latent_project", "experts", "moe_output"])
-def test_a_part_that_is_not_compiled_is_called_layer_by_layer(checkpoint: Path, op: str) -> None:
-    engine = new_engine(checkpoint, f"engine.backends.{op}=parts")
+@pytest.mark.parametrize(
+    "choice", ["latent_project=parts", "experts=parts", "moe_output=parts", "rms_norm=torch", "latent_attention=torch"]
+)
+def test_a_part_that_is_not_compiled_is_called_layer_by_layer(checkpoint: Path, choice: str) -> None:
+    engine = new_engine(checkpoint, f"engine.backends.{choice}")
     assert engine.runner.decoder._program is None
     got = logits_by_chunks(engine, SEQUENCES, [13, 1])
     want = logits_by_chunks(new_engine(checkpoint), SEQUENCES, [13, 1])
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("override", ["engine.dtype=bfloat16", "engine.num_threads=2"])
+def test_nothing_is_recorded_where_no_compiled_kernel_serves(override: str) -> None:
+    assert new_engine(TINY_MOE, override).runner.decoder._program is None
+
+
+def test_a_step_of_more_rows_than_slabs_and_buffers_hold_is_refused() -> None:
+    engine = new_engine(TINY_MOE, "engine.max_rows_per_step=4", "engine.max_num_seqs=4")
+    program = engine.runner.decoder._program
+    assert program is not None
+    rows = torch.zeros(6, engine.runner.decoder.embed_VH.shape[1])
+    nothing = {"cis_TR": rows, "row_idx_T": rows, "slab": engine.runner.slab, "contexts": ()}
+    with pytest.raises(AssertionError):
+        program(rows, 6, **nothing)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        program(rows[:2], 4, **nothing)  # type: ignore[arg-type]
