@@ -157,9 +157,7 @@ class EngineConfig:
     dispatcher: str = "auto"
     dtype: str = "auto"
     cache_format: str = "auto"  # plain: rows in the engine's type; fp8: lines with an indexer, and on GPUs their auto
-    packed_experts: bool | None = (
-        None  # those that a checkpoint packs stay so; null: on GPUs, and where nothing else fits
-    )
+    packed_experts: bool | None = None  # kept as the checkpoint packs them; null: on GPUs, or where nothing else fits
     num_threads: int | None = None
     backends: BackendsConfig = field(default_factory=BackendsConfig)
 
