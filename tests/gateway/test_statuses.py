@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ async def broken(house: House) -> Got:
 
 
 async def killed(house: House) -> Got:
-    house.monkeypatch.setattr(template_pool, "COMMAND", ["/bin/false"])
+    house.monkeypatch.setattr(template_pool, "COMMAND", [sys.executable, "-c", "raise SystemExit(1)"])
     async with house.serve() as served:
         return await post(served, "/v1/chat/completions", CHAT)
 
