@@ -120,14 +120,17 @@ def time_transformers(model: Any, batch: int) -> float:
 
 
 def floor_ms(plan: Plan, batch: int) -> float:
-    """Time to read, once, the weights that a step of this batch touches (experts: at most all of them)."""
+    """Time to read, once, the weights that a step of this batch touches (experts: at most all of them).
+
+    As they are stored: the compiled products keep bfloat16 weights as such.
+    """
     spec = probe(read_config(Path(plan.fleet.model.path)))
-    unread = spec.vocab_size * spec.hidden_size * 4  # embeddings: a row a token
+    unread = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * 2  # embeddings: a row a token
     for ffn in spec.ffns:
         if isinstance(ffn, MoEFFN):
             idle = ffn.router.num_experts - min(ffn.router.num_experts, batch * ffn.router.num_topk)
-            unread += idle * 3 * spec.hidden_size * ffn.intermediate_size * 4
-    return (plan.held_bytes_per_rank - unread) / read_bandwidth() * 1e3
+            unread += idle * 3 * spec.hidden_size * ffn.intermediate_size * 2
+    return (plan.weights_bytes_per_rank - unread) / read_bandwidth() * 1e3
 
 
 def read_bandwidth() -> float:
