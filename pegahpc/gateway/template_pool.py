@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = [sys.executable, "-P", "-m", "pegahpc.gateway.template_worker"]
 CPU_S = 2.0
-WALL_S = 20.0  # for CPU_S on a busy machine; a process that is slower stands still
+WALL_S = 10.0  # for CPU_S on a busy machine; a process that is slower stands still
 MEMORY_BYTES = 256 << 20  # and 16 times the largest body
 OWN_CHARS = 1 << 16  # a template's own words, beside 4 times the largest body
 
@@ -37,6 +37,10 @@ class TemplateError(Exception):
 
 class TemplateLost(Exception):
     """The process ended, or stood still, instead of answering; the message says how."""
+
+
+class TemplateStalled(TemplateLost):
+    """It stood still."""
 
 
 class TemplatePool:
@@ -70,15 +74,14 @@ class TemplatePool:
         self._give_back(self._take())
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text, in `WALL_S` at most.
+        """The prompt's text, in a few times `WALL_S` at most: for a start and the call, and again after a loss.
 
         Raises:
             ApiError: 400 for what the template refuses and for what exceeds its bounds, 500 when it cannot be used,
                 503 when its process was lost.
         """
         try:
-            worker = self._take()
-            outcome = self._ask(worker, encode(chat))
+            worker, outcome = self._render(encode(chat))
         except TemplateError as error:
             raise ApiError(500, f"The model's chat template cannot be used: {error}", code="template_failed") from None
         except TemplateLost as lost:
@@ -102,10 +105,26 @@ class TemplatePool:
         for worker in alive:
             self._end(worker)
 
+    def _render(self, line: bytes) -> tuple[Worker, Outcome]:
+        """Twice if need be: a process that was killed has changed nothing, and another may live."""
+        try:
+            worker = self._take()
+            return worker, self._ask(worker, line)
+        except TemplateStalled:
+            raise
+        except TemplateLost as lost:
+            log.warning("a process that renders chats was lost: %s; another begins", lost)
+        worker = self._start()
+        return worker, self._ask(worker, line)
+
     def _take(self) -> Worker:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+        return self._start()
+
+    def _start(self) -> Worker:
+        with self._lock:
             if self._is_closed:
                 raise TemplateLost("the gateway ends")
             worker = Worker()
@@ -155,7 +174,7 @@ class Worker:
             self._socket.sendall(line + b"\n")
             answer = self._lines.readline()
         except TimeoutError:
-            raise TemplateLost(f"it stood still for {WALL_S:g} s") from None
+            raise TemplateStalled(f"it stood still for {WALL_S:g} s") from None
         except OSError:
             answer = b""  # it has ended
         if answer:
