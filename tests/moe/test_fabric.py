@@ -1,6 +1,7 @@
 """The fabric between real slabs and doorbells: ranks are threads here, processes in tests/engine."""
 
 import os
+import random
 import select
 import signal
 import socket
@@ -21,6 +22,7 @@ from pegahpc.moe.fabric import HELLO_BYTES, FabricPort, SlabShape, fetch
 
 T = TypeVar("T")
 WORLD_SIZE, NUM_EXPERTS, HIDDEN, TOPK = 3, 6, 5, 2
+STEPS = 200
 SHAPE = SlabShape(
     world_size=WORLD_SIZE, num_local_experts=NUM_EXPERTS // WORLD_SIZE, max_pairs=40, hidden=HIDDEN, dtype=torch.float32
 )
@@ -158,6 +160,28 @@ def test_a_rank_that_rests_is_woken_by_the_first_peer_that_begins_a_step(is_earl
                 result.result(timeout=20)
         assert not rings(ranks[0].doorbells()[0], 0.0)  # nobody has begun another step
         ranks[0].begin_step(0)
+
+
+def test_no_rest_is_slept_through_and_no_row_is_lost_whatever_the_pace() -> None:
+    ranks = connect()
+    starters = [random.Random(step).choice([None, *range(WORLD_SIZE)]) for step in range(STEPS)]  # None: nobody rests
+
+    def run(rank: int) -> None:
+        own = random.Random(rank)
+        for step, starter in enumerate(starters):
+            if starter is not None and rank != starter:
+                assert rings(ranks[rank].doorbells()[0], 10.0), f"rank {rank} slept through step {step}"
+            if own.random() < 0.2:
+                time.sleep(own.random() * 1e-3)
+            num_rows = own.choice([0, 0, 1, 5])
+            x = torch.full((num_rows, HIDDEN), float(1000 * rank + step))
+            idx = torch.tensor([sorted(own.sample(range(NUM_EXPERTS), TOPK)) for _ in range(num_rows)]).long()
+            idx = idx.view(num_rows, TOPK)
+            for layer in range(2):
+                assert torch.equal(serve(ranks[rank], x + layer, idx), wanted(x + layer, idx))
+
+    on_all_ranks(run)
+    assert [rank.num_exchanges for rank in ranks] == [4 * STEPS] * WORLD_SIZE
 
 
 def rings(bell_fd: int, timeout_s: float) -> bool:
