@@ -49,6 +49,7 @@ async def _measure(options: RunOptions, subject: Subject, watcher: Watcher, path
     model = served.model_spec(folder)
     is_dense = model is not None and not model.num_experts  # identical prompts change nothing for it
     spec = options.workload(trace, allows_twins=options.allow_identical_prompts or is_dense)
+    spec.check_batches(len(points) * options.repeats)
     material = _material(options, trace, folder, is_http=isinstance(subject, OverHttp))
     workload = Workload(spec, material)
     async with opened(options, subject, material) as ready:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class RunOptions:
         checks = (
             ("--repeats", self.repeats >= 1, "at least 1"),
             ("--warmup", self.warmup >= 0, "not negative"),
-            ("--temperature", self.temperature >= 0, "not negative"),
+            ("--temperature", 0 <= self.temperature < math.inf, "finite and not negative"),
             ("--timeout", self.timeout_s > 0, "above 0"),
             ("--stall", self.stall_s > 0, "above 0"),
             ("--max-failures", 0 <= self.max_failures < 1, "a share in [0, 1)"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from pegahpc.bench import served
 from pegahpc.bench.answers import Target
-from pegahpc.bench.endpoint import look, probe
+from pegahpc.bench.endpoint import Unusable, look, probe
 from pegahpc.bench.engine_target import EngineTarget
 from pegahpc.bench.http_target import HttpSettings, HttpTarget
 from pegahpc.bench.options import RunOptions
@@ -106,7 +106,11 @@ async def opened(options: RunOptions, subject: Subject, material: Material) -> A
 async def _endpoint(options: RunOptions, subject: OverHttp, material: Material, http: HttpTarget) -> Ready:
     endpoint = await look(http, subject.model)
     http.settings = replace(http.settings, model=endpoint.card.id)
-    opening_tokens = await probe(http, material, seed=options.seed)
+    try:
+        async with asyncio.timeout(options.timeout_s):
+            opening_tokens = await probe(http, material, seed=options.seed)
+    except TimeoutError:
+        raise Unusable(f"{subject.url}: a first request was not answered within {options.timeout_s:g} s") from None
     fleet = subject.fleet
     known = served.of_endpoint(endpoint, subject.url) if fleet is None else await _of_fleet(fleet, "fleet")
     return Ready(

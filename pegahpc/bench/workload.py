@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -65,10 +66,27 @@ class WorkloadSpec:
             raise ConfigError(f"--num-requests: {self.num_requests} is too few")
         if self.num_turns < 1 or self.num_requests % self.num_turns:
             raise ConfigError(f"--turns: {self.num_turns} turns do not divide {self.num_requests} requests")
-        if self.shared_prefix < 0 or self.num_prefixes < 1 or self.think_s < 0:
-            raise ConfigError("--shared-prefix, --think: lengths, groups and times are not negative")
+        if self.shared_prefix < 0 or self.num_prefixes < 1:
+            raise ConfigError("--shared-prefix: a length is not negative, and there is at least one group")
+        if not 0 <= self.think_s < math.inf:
+            raise ConfigError(f"--think: {self.think_s:g} is no time")
+        if self.think_s and self.num_turns == 1:
+            raise ConfigError("--think: is the time between --turns, of which there is one")
         if self.trace and (self.num_turns > 1 or self.shared_prefix):
             raise ConfigError("--trace: has prompts of its own; leave --turns and --shared-prefix out")
+
+    def check_batches(self, num: int) -> None:
+        """So many batches (points times repeats) are going to be drawn; a trace's own prompts can be asked once.
+
+        Raises:
+            ConfigError: they would be asked again.
+        """
+        lines = self.trace.lines[: self.num_requests or None] if self.trace else []
+        if num > 1 and not self.allows_twins and any(line.prompt is not None for line in lines):
+            raise ConfigError(
+                "--trace: has prompts, which can be asked once: say --repeats 1 and one point, or"
+                " --allow-identical-prompts, which marks the result as not comparable"
+            )
 
 
 class Workload:

@@ -136,6 +136,7 @@ async def test_without_ignore_eos_lengths_must_be_given_up_by_name(fake: FakeEnd
         ({"acts": lambda number: Act(status=401)}, "http_401"),
         ({"acts": lambda number: Act("truncated")}, "truncated"),
         ({"refuses": ("prompt",)}, "http_400: .*prompt: is not supported"),
+        ({"acts": lambda number: Act(wait_s=30.0)}, "a first request was not answered within 3 s"),
     ],
 )
 async def test_an_endpoint_that_cannot_be_measured_is_refused_before_anything_is_written(
@@ -188,6 +189,18 @@ async def test_identical_prompts_are_refused_and_mark_the_result_when_allowed(
         await bench(fake, tmp_path, **given)
     result = await bench(fake, tmp_path, allow_identical_prompts=True, **given)
     assert "identical_prompts:3" in result.no_claim and [cell.key for cell in result.cells] == ["trace"]
+
+
+@pytest.mark.parametrize("again", [{"repeats": 2}, {"concurrency": "1,2"}])
+async def test_a_trace_with_prompts_is_refused_a_second_time_before_it_is_asked_once(
+    fake: FakeEndpoint, tmp_path: Path, again: dict[str, Any]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "prompt": [5, 6, 7]}\n{"timestamp": 1, "input_tokens": 4}\n')
+    given: dict[str, Any] = {"trace": trace, "num_requests": None, "concurrency": None}
+    with pytest.raises(ConfigError, match="--trace: has prompts, which can be asked once: say --repeats 1"):
+        await bench(fake, tmp_path, **(given | again))
+    assert fake.bodies == []
 
 
 async def test_a_cache_that_knows_prompts_of_an_earlier_run_is_found_out(fake: FakeEndpoint, tmp_path: Path) -> None:
