@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_loads(pegahpc: Run, tmp
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{", "tokenizer.json is damaged"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged"),
-        ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+        ("chat_template.jinja", "{% if %}", "the chat template cannot be used"),
     ],
 )
 def test_text_files_that_the_gateway_cannot_use_are_refused_before_anything_loads(
