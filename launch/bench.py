@@ -183,9 +183,11 @@ def run(
 ) -> None:
     """Measure: the running fleet, --url of any endpoint, --wire of the fleet's ranks, or --engine OVERRIDES.
 
-    Prompts are random and distinct, lengths and arrivals seeded. Whatever fails, stalls, is cut off or comes short is a
-    failure, and exit status 1. The result is written only whole, with commit, model, configuration, machine, versions,
-    command and seed; without them it is refused, or marked "no claim" for an endpoint that is not ours.
+    Prompts are random and distinct, lengths and arrivals seeded.
+    Whatever fails, stalls, is cut off or comes short is a failure, and exit status 1.
+    The result is written only whole, with commit, model, configuration, machine,
+    versions, command and seed; without them it is refused, or marked "no claim"
+    for an endpoint that is not ours.
 
     Examples:
 

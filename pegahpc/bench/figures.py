@@ -38,7 +38,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         tpot_ms: of each request, the mean time of a token after its first. None if of one request it is not known how
             many tokens came when (`num_uncounted`).
         itl_ms: all times between two tokens. None if in one stream tokens came bundled (`num_bundled`), or uncounted;
-            then stream_chunk_gap_ms, between two pieces of a stream, stands in its place.
+            then stream_chunk_gap_ms, between two pieces of a stream, stands in its place. It is always there, so that
+            repeats of which some are bundled have it in common.
         send_lag_ms: how late the client itself was.
         failures: number by reason.
         unexplained_cached_tokens: prompt tokens that the server had in its cache, though nothing in this run put them
@@ -162,7 +163,7 @@ def figures(records: Sequence[Record], *, limits: Limits | None, num_devices: in
         ttft_ms=stats([record.ttft_ms for record in good]),
         tpot_ms=None if num_uncounted else stats([r.tpot_ms for r in good if r.tpot_ms is not None]),
         itl_ms=stats(gaps_ms) if has_token_times else None,
-        stream_chunk_gap_ms=None if has_token_times else stats(gaps_ms),
+        stream_chunk_gap_ms=stats(gaps_ms),
         e2e_ms=stats([record.e2e_ms for record in good]),
         send_lag_ms=stats([record.sent_ms - record.due_ms for record in records]),
         outputs_sha256=sha256("".join(r.output_sha256 for r in records).encode()).hexdigest()[:16],

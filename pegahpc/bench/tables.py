@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from pegahpc.bench.cells import MIN_FOR_P99, Cell, Summary
 from pegahpc.bench.compare import Comparison
@@ -95,6 +96,8 @@ def _spread(summary: Summary | None) -> str:
 
 
 def _time(cell: Cell, name: str, part: str) -> str:
+    if name == "stream_chunk_gap_ms" and f"itl_ms.{part}" in cell.summary:
+        return ""  # they are the same
     text = _spread(cell.summary.get(f"{name}.{part}"))
     is_rough = part == "p99" and any(repeat.num_succeeded < MIN_FOR_P99 for repeat in cell.repeats)
     return f"{text}*" if text and is_rough and name not in ("itl_ms", "stream_chunk_gap_ms") else text
@@ -118,8 +121,10 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Each figure of both sides, and their ratio; what cannot be claimed is said below."""
+def comparison_table(comparison: Comparison) -> Table | Text:
+    """Each figure of both sides, and their ratio; what cannot be claimed is said below. Without ratios that is all."""
+    if not comparison.rows:
+        return Text("\n".join([comparison.claim_marker, *_verdict(comparison)]))
     table = Table(
         title=comparison.claim_marker,
         caption=escape("\n".join(_verdict(comparison))),
@@ -135,7 +140,8 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _verdict(comparison: Comparison) -> list[str]:
-    lines = ["a direction is given only where no repeat of one side reaches into the other's range"]
+    direction = "a direction is given only where no repeat of one side reaches into the other's range"
+    lines = [direction] if comparison.rows else []
     lines += [f"differs: {subject}" for subject in comparison.subjects]
     lines += [f"no claim: {reason}" for reason in comparison.reasons]
     if comparison.unlike:

@@ -6,11 +6,13 @@ import importlib.util
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Ran
 
 from pegahpc.bench.result import raw_bytes, write_result
+from pegahpc.bench.tables import result_table
 from pegahpc.config import ConfigError
 from pegahpc.launch.bench import app
 from tests.bench.made import records_of, result_of
@@ -115,6 +117,30 @@ def test_the_table_of_a_result_has_a_column_a_point_and_its_marker(results: tupl
     tpot = next(line for line in lines if "TPOT p50" in line)
     assert "20.2 ±1%" in tpot and "40.4 ±1%" in tpot
     assert "the server reports none" in ran.output
+
+
+def test_what_cannot_be_compared_has_reasons_and_no_empty_table(results: tuple[str, str], tmp_path: Path) -> None:
+    other = tmp_path / "c.json"
+    records = records_of()
+    write_result(other, result_of(records, asked="other", name=other.name), raw_bytes(records))
+    ran = typed("compare", results[0], str(other))
+    assert ran.exit_code == 1
+    assert "no claim: requests_changed" in ran.output and "no ratios" in ran.output
+    assert "baseline" not in ran.output and "a direction is given" not in ran.output
+
+
+def test_where_some_repeats_have_bundled_tokens_the_gaps_of_all_are_shown() -> None:
+    """Tokens are 20 ms apart; in the last repeat two come with the first event."""
+    alone = records_of(jitter=0.0)
+    bundled = [
+        msgspec.structs.replace(r, event_tokens=[2, 1, 1, 1, 1], output_tokens=6) for r in alone if r.repeat == 2
+    ]
+    mixed = [r for r in alone if r.repeat < 2] + bundled
+    rows = {
+        str(label): str(value)
+        for label, value in zip(*(column.cells for column in result_table(result_of(mixed)).columns), strict=True)
+    }
+    assert rows["chunk gap p50, ms"] == "20 ±0%" and "ITL p50, ms" not in rows
 
 
 def test_plots_are_pictures_beside_the_result(results: tuple[str, str]) -> None:
