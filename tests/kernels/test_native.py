@@ -108,7 +108,7 @@ def for_another_processor(built: bytes) -> bytes:
 
 
 def without_a_function(built: bytes) -> bytes:
-    return sealed(built[:-16].replace(b"\0latent_attention\0", b"\0latent_intention\0"))
+    return sealed(built[:-16].replace(b"\0fabric_rest\0", b"\0fabric_nest\0"))  # which no other function calls
 
 
 @needs_compiler
@@ -119,7 +119,7 @@ def without_a_function(built: bytes) -> bytes:
         (cut, "not as it was built"),
         (with_another_bit, "not as it was built"),
         (for_another_processor, "cannot open shared object file"),
-        (without_a_function, "undefined symbol: latent_attention"),
+        (without_a_function, "undefined symbol: fabric_rest"),
     ],
 )
 def test_a_library_that_cannot_be_used_is_built_again_once_and_that_is_said(
