@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pegahpc.gateway.engines import Engines
 from pegahpc.gateway.model import ServedModel
@@ -16,10 +15,13 @@ from pegahpc.gateway.streams import Mailbox, Stream
 
 
 class Choices:
-    """All of them, by their place in the generation.
+    """All of them, by their place in the generation. Leaving the context aborts what has not ended.
 
     Of a prompt's candidates the first is sent ahead, if it has pages to share: with its first token they are in its
     rank's cache, where the others find them. So a prompt is computed once.
+
+    Raises:
+        ApiError: on entering, 503 when no rank makes progress.
     """
 
     def __init__(
@@ -50,16 +52,20 @@ class Choices:
         """Whether every one has its end."""
         return self._num_over == len(self.outputs)
 
-    def open(self) -> None:
-        """Send what is not held back.
-
-        Raises:
-            ApiError: 503 when no rank makes progress.
-        """
+    def __enter__(self) -> Choices:
         held_back = {idx for followers in self._held_back.values() for idx in followers}
-        for idx in range(len(self.outputs)):
-            if idx not in held_back:
-                self._open(idx)
+        try:
+            for idx in range(len(self.outputs)):
+                if idx not in held_back:
+                    self._open(idx)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for idx in list(self._streams):
+            self._close(idx)
 
     async def take(self) -> list[tuple[int, str]]:
         """The places of those that have something new, and the text to show for it.
@@ -79,11 +85,6 @@ class Choices:
                 self._num_over += 1
                 self._close(idx)
         return news
-
-    def close(self) -> None:
-        """Abort what has not ended."""
-        for idx in list(self._streams):
-            self._close(idx)
 
     def _open(self, idx: int) -> None:
         request, prompt = self._planned[idx]
@@ -113,26 +114,3 @@ def _followers(planned: Sequence[Planned], num_candidates: int) -> dict[int, lis
         for first in range(0, len(planned), num_candidates)
         if planned[first].prompt.is_shared and planned[first].request.prompt_logprobs is None
     }
-
-
-@contextlib.contextmanager
-def open_choices(
-    engines: Engines,
-    generation: Generation,
-    planned: Sequence[Planned],
-    model: ServedModel,
-    *,
-    session: str,
-    arrived_s: float,
-) -> Iterator[Choices]:
-    """Leaving the block aborts what has not ended.
-
-    Raises:
-        ApiError: 503 when no rank makes progress.
-    """
-    choices = Choices(engines, generation, planned, model, session=session, arrived_s=arrived_s)
-    try:
-        choices.open()
-        yield choices
-    finally:
-        choices.close()

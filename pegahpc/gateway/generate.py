@@ -10,7 +10,7 @@ import time
 from aiohttp import web
 
 from pegahpc.gateway.appkeys import ENGINES, FAILURES, GATE, MODEL, TOKENIZER_POOL
-from pegahpc.gateway.choices import Choices, open_choices
+from pegahpc.gateway.choices import Choices
 from pegahpc.gateway.errors import ApiError
 from pegahpc.gateway.events import Events, closing
 from pegahpc.gateway.request_ids import ANSWER, log_failure
@@ -36,7 +36,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
-    """A client that leaves cancels this task; leaving the `open_choices` block then aborts all that is not done."""
+    """A client that leaves cancels this task; leaving the `Choices` block then aborts all that is not done."""
     app, arrived_s = request.app, time.monotonic()
     body = await read_body(request)  # before the gate: a slow upload must not hold a place
     model = app[MODEL]
@@ -46,7 +46,7 @@ async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         planned = await loop.run_in_executor(app[TOKENIZER_POOL], model.plan, generation, request_id)
         session = request.headers.get("X-Session-Id", "")
-        with open_choices(app[ENGINES], generation, planned, model, session=session, arrived_s=arrived_s) as choices:
+        with Choices(app[ENGINES], generation, planned, model, session=session, arrived_s=arrived_s) as choices:
             answer = Answer(shape, generation, request_id=request_id, model=model)
             if generation.is_streamed:
                 return await _answer_in_events(request, answer, choices)

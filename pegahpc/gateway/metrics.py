@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pegahpc.gateway.expert_counters import ExpertCounters
+from pegahpc.gateway.histograms import Histogram
 from pegahpc.gateway.router import Reason
 from pegahpc.gateway.step_counters import StepCounters
 from pegahpc.wire.messages import ExpertLoads, Load, PhaseTimes, RequestUpdate
@@ -29,7 +30,9 @@ class GatewayMetrics:
         self._registry = registry = CollectorRegistry()
 
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, what, LABELS, buckets=buckets, registry=registry)
+            made = Histogram(name, what, LABELS, bounds=buckets)
+            registry.register(made)
+            return made
 
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(name, what, (*LABELS, *labels), registry=registry)

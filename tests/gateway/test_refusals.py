@@ -1,6 +1,7 @@
 """Every refusal has its status, an OpenAI error body, and the name of the field."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,11 @@ async def test_a_field_that_cannot_be_honoured_is_refused_by_name_and_never_reac
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
@@ -173,13 +178,17 @@ field_names = sorted({*ChatFields.__struct_fields__, *CompletionFields.__struct_
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(field_names), json_values, max_size=4), st.sampled_from(["chat", "text"]))
-def test_any_document_is_a_generation_or_a_refusal_of_the_client(fields: dict[str, Any], kind: str) -> None:
+def test_any_document_is_a_generation_or_a_refusal_that_names_one_of_its_fields(
+    fields: dict[str, Any], kind: str
+) -> None:
     parse = parse_chat if kind == "chat" else parse_completion
-    base = {"model": "tiny-moe", **({"messages": [HI]} if kind == "chat" else {"prompt": "x"})}
+    document = {"model": "tiny-moe", **({"messages": [HI]} if kind == "chat" else {"prompt": "x"})} | fields
     try:
-        assert isinstance(parse(json.dumps(base | fields).encode(), "tiny-moe"), Generation)
+        assert isinstance(parse(json.dumps(document).encode(), "tiny-moe"), Generation)
     except ApiError as error:
         assert error.status in (400, 404)
+        assert re.split(r"[.\[]", error.body.param or "")[0] in document
+        assert (error.body.param or "") in error.body.message
 
 
 async def test_fields_at_the_value_that_asks_for_nothing_are_accepted(served: Served) -> None:
