@@ -92,7 +92,8 @@ async def _num_ranks(target: HttpTarget) -> int | None:
 async def probe(target: HttpTarget, material: Material, *, seed: int) -> int:
     """One small request, again without what is refused, until it works; the target then has what is honoured.
 
-    Returns the tokens that all prompts may begin with, at most: those of a small text with the chat template around it.
+    Returns the tokens that all prompts may begin with, at most: of texts the beginning-of-sequence token, of chats
+    those of a small one with its template around it.
 
     Raises:
         Unusable: it does not work, or the stream lacks what a measurement needs (usage, a finish reason, [DONE]).
@@ -111,7 +112,7 @@ async def probe(target: HttpTarget, material: Material, *, seed: int) -> int:
         elif reason or answer.usage is None:
             raise Unusable(f"{settings.url}: a first request of {PROBE_TOKENS} tokens failed: {reason}: {detail}")
         else:
-            return 0 if material.form == "tokens" else answer.usage.prompt_tokens
+            return {"tokens": 0, "text": 1}.get(material.form, answer.usage.prompt_tokens)
     raise Unusable(f"{target.settings.url}: refuses every form of a first request: {detail}")
 
 

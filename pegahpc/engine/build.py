@@ -19,6 +19,7 @@ from pegahpc.kernels.matmul_rows import is_row_invariant
 from pegahpc.kernels.registry import Place
 from pegahpc.kernels.selected import Kernels, select_kernels
 from pegahpc.layers.rope_table import cis_table
+from pegahpc.models.decoder import Decoder
 from pegahpc.models.lines import probe, read_config
 from pegahpc.models.served import refuse_unserved
 from pegahpc.models.spec import ModelSpec, MoEFFN
@@ -27,7 +28,7 @@ from pegahpc.moe.exchanges import Exchanges
 from pegahpc.moe.fabric import SlabShape
 from pegahpc.page_names import model_salt
 from pegahpc.rank import RankContext
-from pegahpc.vocabulary import read_vocabulary
+from pegahpc.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -50,41 +51,21 @@ def build_engine(
     Raises:
         ConfigError, CheckpointError, UnsupportedModel: what the user can change, in words for the user.
     """
-    engine_config = fleet.engine
+    engine_config, folder = fleet.engine, Path(fleet.model.path)
     if engine_config.num_threads is not None:
         torch.set_num_threads(engine_config.num_threads)
-    spec = probe(read_config(Path(fleet.model.path)))
+    spec = probe(read_config(folder))
     refuse_unserved(spec)
-    assert spec.rope is not None  # or it would have been refused
-    vocabulary = read_vocabulary(Path(fleet.model.path), spec.vocab_size)
-    device, dtype = torch.device(ctx.device), DTYPES[engine_config.dtype]
-    kernels = _kernels(fleet, spec, device, dtype)
+    vocabulary = read_vocabulary(folder, spec.vocab_size)
     if isinstance(dispatcher, LocalDispatcher):
         dispatcher.exchanges = Exchanges.alone(slab_shape(fleet))
-    placement = Placement(
-        device=device,
-        dtype=dtype,
-        kernels=kernels,
-        dispatcher=dispatcher,
-        packed_experts=bool(engine_config.packed_experts),
-    )
-    decoder = load_decoder(Path(fleet.model.path), spec, placement, lambda done: progress("load", done))
-    num_pages = engine_config.cache_tokens // engine_config.page_tokens + 1
-    slab = torch.zeros(
-        num_pages, spec.num_layers, engine_config.page_tokens, spec.attention.row_dim, dtype=dtype, device=device
-    )
-    runner = Runner(
-        decoder,
-        slab,
-        cis_table(spec.rope, fleet.model.max_model_len).to(device),
-        vocabulary=vocabulary,
-        max_num_seqs=engine_config.max_num_seqs,
-        max_rows=engine_config.max_rows_per_step,
-    )
+    placement = _placement(fleet, spec, torch.device(ctx.device), dispatcher)
+    decoder = load_decoder(folder, spec, placement, lambda done: progress("load", done))
+    runner = _runner(fleet, spec, decoder, vocabulary=vocabulary, placement=placement)
     engine = Engine(
         rank=ctx.rank,
         scheduler=Scheduler(
-            PagePool(num_pages, engine_config.page_tokens),
+            PagePool(runner.slab.shape[0], engine_config.page_tokens),
             max_num_seqs=engine_config.max_num_seqs,
             max_rows_per_step=engine_config.max_rows_per_step,
             max_prefill_rows=engine_config.max_prefill_rows,
@@ -95,12 +76,41 @@ def build_engine(
         max_model_len=fleet.model.max_model_len,
         idle_wait_ms=engine_config.idle_wait_ms or 0.0,
         drain_timeout_s=fleet.fleet.drain_timeout_s,
-        prefix_salt=model_salt(Path(fleet.model.path)) if engine_config.prefix_cache else None,
+        prefix_salt=model_salt(folder) if engine_config.prefix_cache else None,
     )
     progress("warmup", 0.0)
     engine.step()  # a step of padding on every rank: the first exchange is the start barrier
     progress("warmup", 1.0)
     return engine
+
+
+def _placement(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dispatcher: Dispatcher) -> Placement:
+    dtype = DTYPES[fleet.engine.dtype]
+    return Placement(
+        device=device,
+        dtype=dtype,
+        kernels=_kernels(fleet, spec, device, dtype),
+        dispatcher=dispatcher,
+        packed_experts=bool(fleet.engine.packed_experts),
+    )
+
+
+def _runner(
+    fleet: FleetConfig, spec: ModelSpec, decoder: Decoder, *, vocabulary: Vocabulary, placement: Placement
+) -> Runner:
+    """With its slab, zeroed, and the rope table."""
+    engine, row_dim = fleet.engine, spec.attention.row_dim
+    num_pages = engine.cache_tokens // engine.page_tokens + 1
+    shape = (num_pages, spec.num_layers, engine.page_tokens, row_dim)
+    assert spec.rope is not None  # or it would have been refused
+    return Runner(
+        decoder,
+        torch.zeros(shape, dtype=placement.dtype, device=placement.device),
+        cis_table(spec.rope, fleet.model.max_model_len).to(placement.device),
+        vocabulary=vocabulary,
+        max_num_seqs=engine.max_num_seqs,
+        max_rows=engine.max_rows_per_step,
+    )
 
 
 def slab_shape(fleet: FleetConfig) -> SlabShape:
