@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -50,31 +52,35 @@ async def _generate(request: web.Request, shape: Shape) -> web.StreamResponse:
             answer = Answer(shape, generation, request_id=request_id, model=model)
             if generation.is_streamed:
                 return await _answer_in_events(request, answer, choices)
-            return await _answer_whole(answer, choices)
+            return await _answer_whole(request, answer, choices)
 
 
-async def _answer_whole(answer: Answer, choices: Choices) -> web.Response:
+async def _answer_whole(request: web.Request, answer: Answer, choices: Choices) -> web.Response:
     pieces: list[list[str]] = [[] for _ in choices.outputs]
     while not choices.are_over:
         for idx, text in await choices.take():
             pieces[idx].append(text)
-    body = whole(answer, choices.outputs, ["".join(texts) for texts in pieces])
+    write = functools.partial(whole, answer, choices.outputs, ["".join(texts) for texts in pieces])
+    body = await _in_thread(request, write) if answer.generation.tells_prompts else write()
     return web.Response(body=body, content_type="application/json")
 
 
 async def _answer_in_events(request: web.Request, answer: Answer, choices: Choices) -> web.StreamResponse:
     """Headers go out with the first update, so that a refusal is still a status of its own."""
-    news, counts = await choices.take(), answer.generation.counts_in_events
+    news, is_long = await choices.take(), answer.generation.tells_prompts
     events = [Events(answer, index) for index in range(len(choices.outputs))]
+    say = functools.partial(_said, events, choices, counts=answer.generation.counts_in_events)
     response = web.StreamResponse(headers=STREAM_HEADERS)
     with contextlib.suppress(ConnectionResetError):  # the client left between two writes
         await response.prepare(request)
-        data = b"".join([each.opening() for each in events]) + _said(events, choices, news, counts=counts)
+        data = b"".join([each.opening() for each in events])
+        data += await _in_thread(request, functools.partial(say, news)) if is_long else say(news)
         try:
             while not choices.are_over:
                 if data:
                     await response.write(data)
-                data = _said(events, choices, await choices.take(), counts=counts)
+                news = await choices.take()
+                data = await _in_thread(request, functools.partial(say, news)) if is_long else say(news)
             data += closing(answer, usage_of(choices.outputs, num_candidates=answer.generation.num_candidates))
         except ApiError as error:
             log_failure(request.app[FAILURES], request, error)
@@ -82,6 +88,11 @@ async def _answer_in_events(request: web.Request, answer: Answer, choices: Choic
         await response.write(data)
         await response.write_eof()
     return response
+
+
+async def _in_thread(request: web.Request, write: Callable[[], bytes]) -> bytes:
+    """Write beside the event loop: a prompt of 100,000 tokens with 20 alternatives each takes seconds."""
+    return await asyncio.get_running_loop().run_in_executor(request.app[TOKENIZER_POOL], write)
 
 
 def _said(events: list[Events], choices: Choices, news: list[tuple[int, str]], *, counts: bool) -> bytes:

@@ -72,6 +72,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """How many sequences the engines make for it."""
         return self.num_prompts * self.num_candidates
 
+    @property
+    def tells_prompts(self) -> bool:
+        """Whether each token of the prompts has its logprobs in the answer, which may be long work to write."""
+        return self.prompt_logprobs is not None or (self.is_echoed and self.logprobs is not None)
+
     def prompt_param(self, idx: int) -> str:
         """The API's name of the field that has this prompt."""
         if isinstance(self.prompts, Chat):

@@ -21,7 +21,7 @@ class Output:
         sent = planned.request
         self._text = _text(generation, planned, new_detokenizer())
         self._prompt = planned.prompt if generation.is_echoed else None  # until it is echoed
-        self._echoed: list[Shown] = []
+        self._untold: Prompt | None = None  # echoed, and its tokens not taken yet
         self._new_detokenizer = new_detokenizer
         self._shows_logprobs = generation.logprobs is not None
         self._includes_stop = generation.includes_stop
@@ -54,8 +54,11 @@ class Output:
         """The tokens, with their logprobs, whose text `feed` has given since the last call; none unless asked for."""
         if not self._shows_logprobs:
             return []
-        taken, self._echoed = self._echoed + self._text.take_shown(), []
-        return taken
+        shown = self._text.take_shown()
+        if self._untold is not None:
+            prompt, self._untold = self._untold, None
+            shown = echoed(self._new_detokenizer(), prompt.echo, prompt.tokens, self.prompt_logprobs) + shown
+        return shown
 
     def feed(self, updates: Sequence[RequestUpdate]) -> str:
         """Take updates in order, return the text to show for them."""
@@ -89,9 +92,7 @@ class Output:
 
     def _echo(self, prompt: Prompt) -> str:
         """What stands before the first token: by then, all of the prompt's logprobs have come."""
-        self._prompt = None
-        if self._shows_logprobs:
-            self._echoed = echoed(self._new_detokenizer(), prompt.echo, prompt.tokens, self.prompt_logprobs)
+        self._prompt, self._untold = None, prompt
         return prompt.echo
 
     def _take_logprobs(self, update: RequestUpdate) -> None:

@@ -1,11 +1,13 @@
 """Logprobs in the shapes of both endpoints, and never of text that is not shown."""
 
 import math
+import threading
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from pegahpc.gateway.appkeys import MODEL
 from pegahpc.wire.messages import Request, RequestUpdate
 from tests.gateway.conftest import Served
 from tests.gateway.fake_engine import told, updates_for
@@ -289,3 +291,25 @@ async def test_logprobs_that_do_not_fit_the_tokens_are_an_error_and_not_an_answe
     status, body = await served.complete(prompt=[5, 6, 7], echo=True, logprobs=1)
     assert (status, body["error"]["code"]) == (500, "engine_failed")
     assert "logprobs of" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_prompts_logprobs_are_written_beside_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    threads = set[str]()
+    codec = served.app[MODEL].codec
+    token_bytes = codec.token_bytes
+
+    def recording(token: int) -> bytes | None:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return token_bytes(token)
+
+    monkeypatch.setattr(codec, "token_bytes", recording)
+    says(served, [71], reason="length")
+    await raw(served, "completions", prompt=[70] * 9, echo=True, logprobs=1, stream=is_streamed)
+    assert threads == {"tokenizer"}
+    if not is_streamed:
+        await raw(served, "completions", prompt=[70] * 9, prompt_logprobs=1)
+        await raw(served, "chat/completions", messages=[HI], prompt_logprobs=1)
+    assert threads == {"tokenizer"}
