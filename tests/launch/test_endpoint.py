@@ -35,6 +35,9 @@ def answering(*answers: bytes) -> Iterator[Endpoint]:
                 with connection:
                     connection.recv(65536)
                     connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # to close with bytes unread would be a reset
+                        continue
 
         thread = threading.Thread(target=serve)
         thread.start()
