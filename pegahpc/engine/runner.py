@@ -100,25 +100,30 @@ class Runner:
             self._write_blocks(span.sequence)
         num_live = sum(span.num_rows for span in spans)
         num_rows = next(size for size in self._buckets if size >= num_live)
-        num_padding = num_rows - num_live
-        tokens = [t for span in spans for t in span.sequence.tokens[span.start : span.start + span.num_rows]]
-        positions = [p for span in spans for p in range(span.start, span.start + span.num_rows)]
-        slots = [span.sequence.slot for span in spans for _ in range(span.num_rows)]
-        position_T = torch.tensor(positions + [0] * num_padding, dtype=torch.int64, device=self._device)
-        slot_T = torch.tensor(slots + [self._padding_slot] * num_padding, dtype=torch.int64, device=self._device)
+        # Tokens, positions, slots and cache rows, made on the host and brought to the device at once.
+        table = [row for span in spans for row in self._rows(span)]
+        table += [(0, 0, self._padding_slot, PADDING_PAGE)] * (num_rows - num_live)
+        columns = torch.tensor(list(zip(*table, strict=True)) or [[]] * 4, dtype=torch.int64, device=self._device)
+        token_ids_T, position_T, slot_T, row_idx_T = columns.unbind()
         return StepInput(
-            token_ids_T=torch.tensor(tokens + [0] * num_padding, dtype=torch.int64, device=self._device),
+            token_ids_T=token_ids_T,
             num_live=num_live,
             attention=AttentionStep(
                 cis_TR=self._cis_table.index_select(0, position_T),
-                row_idx_T=self._row_idx(position_T, slot_T),
+                row_idx_T=row_idx_T,
                 contexts=self._contexts(spans, position_T, slot_T),
             ),
         )
 
-    def _row_idx(self, position_T: torch.Tensor, slot_T: torch.Tensor) -> torch.Tensor:
-        block_T = self._block_table[slot_T, position_T // self._page_tokens]
-        return block_T * self._page_tokens + position_T % self._page_tokens
+    def _rows(self, span: Span) -> list[tuple[int, int, int, int]]:
+        """Token, position, slot and cache row (page * num_layers * page_tokens + offset in the page) of each row."""
+        sequence, size = span.sequence, self._page_tokens
+        assert sequence.cache is not None
+        pages, stride = sequence.cache.pages, self.slab.shape[1] * size
+        return [
+            (token, position, sequence.slot, pages[position // size] * stride + position % size)
+            for position, token in enumerate(sequence.tokens[span.start : span.stop], span.start)
+        ]
 
     def _contexts(self, spans: list[Span], position_T: torch.Tensor, slot_T: torch.Tensor) -> tuple[RowContext, ...]:
         """One context a chunk; decode and padding rows share a call, each with its own pages."""
