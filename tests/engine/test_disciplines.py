@@ -189,8 +189,15 @@ def with_garbage_tokens(engine: Engine) -> None:
 
 
 def with_a_live_page(engine: Engine) -> None:
-    """Padding rows stand in the block table where the first request does."""
-    engine.runner._padding_slot = 0
+    """Padding rows are written where the first row is."""
+    make = engine.runner._input
+
+    def broken(spans: list[Span]) -> StepInput:
+        step = make(spans)
+        step.attention.row_idx_T[step.num_live :] = step.attention.row_idx_T[0]
+        return step
+
+    engine.runner._input = broken  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_repetition_penalty_is_transformers(penalty: float) -> None:
 
 
 def test_the_bias_is_transformers() -> None:
-    logits, bias = logits_of(1), ((0, 100.0), (8, -100.0), (30, 0.25), (49, -1.5))
+    logits, bias = logits_of(1), ((1, 100.0), (8, -100.0), (30, 0.25), (49, -1.5))
     want = SequenceBiasLogitsProcessor([[[idx], value] for idx, value in bias])(history(1, 2), logits.clone())
     assert torch.allclose(edited(logits, [row([], [], logit_bias=bias)]), want, rtol=1e-6, atol=0)
 
