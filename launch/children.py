@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from pegahpc.launch.identity import ProcessId
+from pegahpc.parent_death import LIBC, die_with_parent
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
 MAYBE_MEMORY = " (out of memory?)"  # the kernel kills so, and only its own log says whether it did
 LOG_PREFIX = re.compile(r"^[\d-]+[T ][\d:.,]+ (?:gateway )?[A-Z]+ [\w.]+: ")
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 # What a child keeps of its parent's environment. Anything else (SLURM_*, PMI*, OMPI*, *_proxy) has hung or misled
 # children of launchers before.
@@ -61,7 +60,7 @@ def _die_with(parent: int, signum: int) -> Callable[[], None]:
     """What a new child runs before exec; the parent may have died before the signal was armed."""
 
     def arm() -> None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        die_with_parent(signum)
         if os.getppid() != parent:
             os._exit(1)
 

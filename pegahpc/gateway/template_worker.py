@@ -8,7 +8,6 @@ middle of such a call; past its memory it gets a MemoryError. It ends when its s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import pprint
 import resource
 import signal
@@ -31,8 +30,8 @@ from pegahpc.gateway.template_messages import (
     encode,
 )
 from pegahpc.gateway.templates import ChatTemplate, TemplateRefusal
+from pegahpc.parent_death import die_with_parent
 
-PR_SET_PDEATHSIG = 1
 LATE_IMPORTS = (
     constants,
     debug,
@@ -43,7 +42,7 @@ LATE_IMPORTS = (
 
 def main() -> None:
     """Answer each line until there is none."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also in the middle of a call
+    die_with_parent()  # also in the middle of a call
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the gateway, which drains
     setup = decode_setup(sys.stdin.buffer.readline())

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from own_children import dies_with_its_parent
 
 from pegahpc.config import FleetConfig
+from pegahpc.parent_death import die_with_parent
 from pegahpc.wire.keys import FleetSecret
 from tests.gateway.fake_engine import FakeEngine, updates_for
 
@@ -33,7 +33,7 @@ class Gateway:
     def __init__(self, document: dict[str, object], *, num_files: int | None = None) -> None:
         command = [sys.executable, "-P", "-m", "pegahpc.gateway.main"]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=dies_with_its_parent)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=die_with_parent)
         assert self.process.stdin is not None
         if num_files is not None:  # it reads its document first
             resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (num_files, num_files))
