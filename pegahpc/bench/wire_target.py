@@ -65,14 +65,15 @@ class WireTarget:
         """One request; leaving early aborts it on its rank."""
         request = self._asking.request(ask)
         names = page_names(request.prompt_tokens[:-1], self._page_tokens, self._root)
-        rank = self._router.route(RouteHint(names, ask.session), live=range(len(self._sockets))).rank
+        hint = RouteHint(names, ask.session)
+        rank = self._router.route(hint, live=range(len(self._sockets))).rank
         entry = self._pending.open(request.id, answer)
-        self._router.views[rank].on_sent(request.id)
+        self._router.on_sent(rank, request.id, hint)
         try:
             await self._sockets[rank].send(encode(request))
             await self._pending.wait(entry)
         finally:
-            self._router.views[rank].on_closed(request.id)
+            self._router.on_closed(rank, request.id)
             if self._pending.close(request.id):
                 self._sockets[rank].send(encode(Abort(request.id)))
 
