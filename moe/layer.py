@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from pegahpc.kernels.packed_experts import PackedExperts
 from pegahpc.kernels.program import MoEOps
+from pegahpc.kernels.registry import Kernel
 from pegahpc.kernels.selected import Kernels
 from pegahpc.moe.dispatch import Dispatcher
 from pegahpc.moe.expert_load import ExpertLoad
@@ -21,10 +23,11 @@ class MoEWeights:
 
     gate_HE: torch.Tensor  # float32, all experts
     bias_E: torch.Tensor | None  # float32, e_score_correction_bias
-    gate_up_EHI: torch.Tensor  # this rank's experts: [num_local_experts, hidden, 2 * width], gate first
-    down_EIH: torch.Tensor  # [num_local_experts, width, hidden]
+    gate_up_EHI: torch.Tensor | None  # this rank's experts: [num_local_experts, hidden, 2 * width], gate first
+    down_EIH: torch.Tensor | None  # [num_local_experts, width, hidden]
     shared_gate_up_HI: torch.Tensor | None
     shared_down_IH: torch.Tensor | None
+    packed: PackedExperts | None = None  # this rank's experts as the checkpoint packs them, instead of the tensors
 
 
 class MoELayer:
@@ -35,7 +38,7 @@ class MoELayer:
         self.load = ExpertLoad(dispatcher.num_local_experts)
         self._num_topk = shape.num_topk
         self._route = kernels.router(gate_HE=weights.gate_HE, bias_E=weights.bias_E, **shape.arguments)
-        self._experts = kernels.experts(gate_up_EHW=weights.gate_up_EHI, down_EWH=weights.down_EIH)
+        self._experts = _experts(weights, kernels)
         self._output = kernels.moe_output(
             shared_gate_up_HW=weights.shared_gate_up_HI, shared_down_WH=weights.shared_down_IH
         )
@@ -71,6 +74,14 @@ class MoELayer:
         if received.rows_QH.shape[0]:
             self.load.count(received.group_sizes)
         return self.dispatcher.combine(self._experts(received.rows_QH, received.group_sizes), received)
+
+
+def _experts(weights: MoEWeights, kernels: Kernels) -> Kernel:
+    """(rows, group_sizes) -> the rows through their experts."""
+    if (packed := weights.packed) is not None:
+        return lambda x_RH, group_sizes: kernels.grouped_swiglu_packed(x_RH, packed, group_sizes)
+    made: Kernel = kernels.experts(gate_up_EHW=weights.gate_up_EHI, down_EWH=weights.down_EIH)
+    return made
 
 
 _NO_CHOICE = torch.empty(0, 1, dtype=torch.int64)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from pegahpc.checkpoint.manifest import check, is_fused
 from pegahpc.checkpoint.names import expert_parts, expert_prefix, experts_hidden, layer_prefix
 from pegahpc.checkpoint.reading import trim_heap
 from pegahpc.kernels.packed_experts import PackedExperts
-from pegahpc.kernels.registry import Kernel
 from pegahpc.kernels.selected import Kernels
 from pegahpc.layers.dense_ffn import DenseFFN, DenseWeights
 from pegahpc.mla.attention import LatentAttention, LatentWeights
@@ -69,13 +68,8 @@ def load_decoder(folder: Path, spec: ModelSpec, placement: Placement, progress: 
     return model.decoder()
 
 
-@dataclass(frozen=True)
-class _Experts:
-    """Routed experts of one layer: as tensors, or packed (then the tensors are the codes)."""
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    packed: PackedExperts | None = None
+Experts = tuple[torch.Tensor, torch.Tensor] | PackedExperts
+"""This rank's routed experts of one layer: gate and up, and down, or as the checkpoint packs them."""
 
 
 class _Model:
@@ -145,12 +139,9 @@ class _Model:
             return lambda: DenseFFN(DenseWeights(gate_up_HI=gate_up, down_IH=down), placement.kernels)
         experts = self._experts(number, ffn)
         weights = _moe_weights(self._intake, ffn, experts, before + self._spec.names.moe)
-        kernels = placement.kernels
-        if experts.packed:
-            kernels = replace(kernels, experts=partial(_over_packed, kernels.grouped_swiglu_packed, experts.packed))
-        return lambda: MoELayer(ffn.router, weights, kernels, placement.dispatcher)
+        return lambda: MoELayer(ffn.router, weights, placement.kernels, placement.dispatcher)
 
-    def _experts(self, number: int, ffn: specs.MoEFFN) -> _Experts:
+    def _experts(self, number: int, ffn: specs.MoEFFN) -> Experts:
         """This rank's routed experts, from wherever the layer has them."""
         intake, own = self._intake, self._placement.experts
         before = layer_prefix(self._spec, number)
@@ -169,21 +160,16 @@ class _Model:
         for expert, (gate, up, down) in enumerate([] if is_stack else names):
             intake.read_joined((gate, up), gate_up_EHI[expert])
             intake.read_joined((down,), down_EIH[expert])
-        return _Experts(gate_up_EHI, down_EIH)
+        return gate_up_EHI, down_EIH
 
 
-def _over_packed(grouped_swiglu_packed: Kernel, packed: PackedExperts, **_: torch.Tensor) -> Kernel:
-    """The made op `experts` of a layer whose experts are packed: it reads those, whatever tensors it is given."""
-    return lambda x_RH, group_sizes: grouped_swiglu_packed(x_RH, packed, group_sizes)
-
-
-def _packed_experts(intake: Intake, names: list[list[str]]) -> _Experts:
+def _packed_experts(intake: Intake, names: list[list[str]]) -> PackedExperts:
     gate, up = intake.new_packed(len(names), *names[0][:2])
     (down,) = intake.new_packed(len(names), names[0][2])
     for expert, own in enumerate(names):
         for name, stack in zip(own, (gate, up, down), strict=True):
             intake.read_packed(name, stack[expert])
-    return _Experts(gate.codes, down.codes, PackedExperts(gate=gate, up=up, down=down))
+    return PackedExperts(gate=gate, up=up, down=down)
 
 
 def _latent_weights(intake: Intake, shape: LatentShape, before: str) -> LatentWeights:
@@ -217,14 +203,16 @@ def _swiglu(intake: Intake, before: str) -> tuple[torch.Tensor, torch.Tensor]:
     return gate_up, intake.transposed(f"{before}down_proj.weight")
 
 
-def _moe_weights(intake: Intake, ffn: specs.MoEFFN, experts: _Experts, before: str) -> MoEWeights:
+def _moe_weights(intake: Intake, ffn: specs.MoEFFN, experts: Experts, before: str) -> MoEWeights:
+    gate_up, down = (None, None) if isinstance(experts, PackedExperts) else experts
     has_bias, has_shared = ffn.router.method == "noaux_tc", ffn.shared_intermediate_size > 0
     shared = _swiglu(intake, before + "shared_experts.") if has_shared else (None, None)
     return MoEWeights(
         gate_HE=intake.transposed(before + "gate.weight", dtype=torch.float32),
         bias_E=intake.vector(before + "gate.e_score_correction_bias", torch.float32) if has_bias else None,
-        gate_up_EHI=experts.gate_up,
-        down_EIH=experts.down,
+        gate_up_EHI=gate_up,
+        down_EIH=down,
         shared_gate_up_HI=shared[0],
         shared_down_IH=shared[1],
+        packed=experts if isinstance(experts, PackedExperts) else None,
     )

@@ -60,7 +60,7 @@ def shared_of(weights: MoEWeights, x: torch.Tensor) -> torch.Tensor:
 def token_by_token(weights: MoEWeights, x: torch.Tensor) -> torch.Tensor:
     out = shared_of(weights, x)
     scores = (x.double() @ weights.gate_HE.double()).sigmoid()
-    assert weights.bias_E is not None
+    assert weights.bias_E is not None and weights.gate_up_EHI is not None and weights.down_EIH is not None
     chosen = (scores + weights.bias_E).topk(TOPK).indices.tolist()
     for expert in chosen:
         share = scores[expert] / scores[chosen].sum() * 1.7

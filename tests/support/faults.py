@@ -32,6 +32,7 @@ def ignore_the_router_bias(weights: MoEWeights) -> None:
 
 
 def negate_expert_five(weights: MoEWeights) -> None:
+    assert weights.down_EIH is not None
     weights.down_EIH[5].neg_()
 
 
