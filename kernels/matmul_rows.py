@@ -54,7 +54,7 @@ def matmul_rows_mm(x_TI: torch.Tensor, w_IO: torch.Tensor) -> torch.Tensor:
 def is_row_invariant(shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> bool:
     """Whether a product of every even row count up to 128 gives each row the same bits, for these weights here.
 
-    Asked once, when an engine is built with row invariance; costs a tenth of a second for a small model. Large weights
+    Asked once, when an engine is built with row invariance; costs half a second for a small model. Large weights
     are not tried (a copy of each would be made): the answer for them is no.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from pegahpc.engine.pages import PagePool
 from pegahpc.engine.runner import Runner
 from pegahpc.engine.scheduler import Scheduler
 from pegahpc.kernels.matmul_rows import is_row_invariant
-from pegahpc.kernels.registry import Place
-from pegahpc.kernels.selected import Kernels, select_kernels
+from pegahpc.kernels.registry import Place, choose
+from pegahpc.kernels.selected import MADE, Kernels, select_kernels
 from pegahpc.layers.rope_table import cis_table
 from pegahpc.models.decoder import Decoder
 from pegahpc.models.lines import probe, read_config
@@ -130,19 +130,27 @@ def slab_shape(fleet: FleetConfig) -> SlabShape:
 def _kernels(fleet: FleetConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Kernels:
     row_invariant = bool(fleet.engine.row_invariant)
     backends = asdict(fleet.engine.backends)
-    if row_invariant and device.type == "cpu" and not is_row_invariant(matmul_shapes(spec), dtype):
-        log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
-        tiles = {
-            op: "torch"
-            for op in ("matmul_rows", "matmul_heads", "grouped_swiglu", "grouped_swiglu_packed")
-            if backends[op] == "auto"
-        }
-        backends |= tiles
     place = Place(device=device, dtype=dtype, row_invariant=row_invariant, num_threads=fleet.engine.num_threads or 1)
     try:
+        if row_invariant and device.type == "cpu" and (fleet.engine.packed_experts or _needs_products(backends, place)):
+            backends |= _tiles(backends, spec, dtype)
         return select_kernels(place, backends)
     except LookupError as error:
         raise ConfigError(f"engine.backends.{error.args[0]}") from None
+
+
+def _needs_products(backends: Mapping[str, str], place: Place) -> bool:
+    """Whether some made op is composed of the library's products; compiled ones bring their own."""
+    return any(choose(op, place, backends[op]) == "parts" for op in MADE if op != "program")
+
+
+def _tiles(backends: Mapping[str, str], spec: ModelSpec, dtype: torch.dtype) -> dict[str, str]:
+    """Fixed tiles in place of products that change with the row count. To ask takes half a second for a small model."""
+    if is_row_invariant(matmul_shapes(spec), dtype):
+        return {}
+    log.warning("row invariance: this library's products change with the row count; fixed tiles are used")
+    ops = ("matmul_rows", "matmul_heads", "grouped_swiglu", "grouped_swiglu_packed")
+    return {op: "torch" for op in ops if backends[op] == "auto"}
 
 
 def matmul_shapes(spec: ModelSpec) -> list[tuple[int, int, int]]:
