@@ -33,6 +33,7 @@ def bench() -> None:
     """
 
 
+# Longer than a function may be: nearly all of it is the declaration of the options, which typer reads from here.
 @app.command(context_settings={"allow_extra_args": True})
 def run(
     ctx: typer.Context,
